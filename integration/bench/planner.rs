@@ -1,0 +1,2 @@
+//! How the planner's time grows with the cluster.
+fn main() {}

@@ -1,0 +1,6 @@
+//! Tests against the real machine: real mounts, real loop devices, real mergerfs, real files.
+//!
+//! They need root and a private mount namespace, so that nothing that they mount is seen elsewhere or outlives them:
+//! `scripts/test host`, or by hand `unshare --mount --propagation private cargo test --test host -- NAME`.
+
+mod support;

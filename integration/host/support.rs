@@ -1,0 +1,81 @@
+//! Disks for the tests, gone when the test ends, however it ends.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Stops a test that would touch the machine's own mount namespace.
+pub fn require_private_namespace() {
+    let own = std::fs::read_link("/proc/self/ns/mnt").expect("/proc/self/ns/mnt");
+    let init = std::fs::read_link("/proc/1/ns/mnt").expect("/proc/1/ns/mnt (are you root?)");
+    assert!(own != init, "run this in a private mount namespace: scripts/test host");
+}
+
+/// Runs a command to its end and returns what it printed.
+pub fn run(program: &str, args: &[&str]) -> String {
+    let out = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).trim().to_owned()
+}
+
+/// A scratch directory; what is mounted below it is unmounted when it goes.
+pub struct Scratch {
+    dir: tempfile::TempDir,
+}
+
+impl Scratch {
+    pub fn new() -> Self {
+        require_private_namespace();
+        Self { dir: tempfile::Builder::new().prefix("union-csi-test-").tempdir().expect("a temporary directory") }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let root = self.dir.path().to_string_lossy().into_owned();
+        for point in table.lines().rev().filter_map(|l| l.split(' ').nth(4)).filter(|p| p.starts_with(&root)) {
+            let _ = Command::new("umount").args(["-l", point]).status();
+        }
+        let devices = Command::new("losetup").args(["-n", "-O", "NAME,BACK-FILE"]).output();
+        for line in devices.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default().lines() {
+            if let Some((device, file)) = line.split_once(' ')
+                && file.trim().starts_with(&root)
+            {
+                let _ = Command::new("losetup").args(["-d", device]).status();
+            }
+        }
+        let _ = Command::new("chattr").args(["-R", "-i", &root]).output();
+    }
+}
+
+/// A disk: an image of `mib` MiB with a filesystem, mounted at `<scratch>/<name>`.
+pub fn disk(scratch: &Scratch, name: &str, fs: &str, mib: u64) -> PathBuf {
+    disk_with(scratch, name, fs, mib, "")
+}
+
+/// As [`disk`], with mount options.
+pub fn disk_with(scratch: &Scratch, name: &str, fs: &str, mib: u64, options: &str) -> PathBuf {
+    let image = scratch.join(&format!("{name}.disk"));
+    let point = scratch.join(name);
+    std::fs::File::create(&image).expect("image").set_len(mib << 20).expect("image size");
+    let image_str = image.to_str().expect("path");
+    match fs {
+        "xfs" => run("mkfs.xfs", &["-q", image_str]),
+        "btrfs" => run("mkfs.btrfs", &["-q", image_str]),
+        _ => run("mkfs.ext4", &["-q", "-m", "0", image_str]),
+    };
+    std::fs::create_dir_all(&point).expect("mount point");
+    let options = if options.is_empty() { "loop".to_owned() } else { format!("loop,{options}") };
+    run("mount", &["-o", &options, image_str, point.to_str().expect("path")]);
+    point
+}

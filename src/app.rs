@@ -1,0 +1,1 @@
+//! Wires everything and owns every task.

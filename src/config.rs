@@ -1,0 +1,78 @@
+//! What the administrator set: `agent.yaml`, flags, environment.
+//!
+//! A flag wins over the environment, the environment over the file, the file over the default. Unknown keys are faults.
+//! All faults are reported at once, each with file, line and remedy.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::domain::pool::Media;
+use crate::domain::{Bytes, NodeName, PoolName};
+
+/// The checked configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// This node. Default: the host name.
+    pub node: NodeName,
+    /// Labels of this node, for `nodeSelector`.
+    pub node_labels: BTreeMap<String, String>,
+    /// Where state lives. Default `/var/lib/union-csi`.
+    pub state_dir: PathBuf,
+    /// CSI socket. Default `<state_dir>/csi.sock`.
+    pub csi_socket: PathBuf,
+    /// Directories below which staging and target paths may lie. Default `/var/lib/kubelet`, `/mnt`, `/media`, `/srv`.
+    pub allowed_targets: Vec<PathBuf>,
+    /// HTTP listener; `None`: off. Default `127.0.0.1:9830`.
+    pub http_listen: Option<SocketAddr>,
+    /// Pools of this node.
+    pub pools: Vec<PoolConfig>,
+    /// How often pools are measured. Default 5 s.
+    pub measure_interval: Duration,
+    /// MergerFS.
+    pub mergerfs: MergerfsConfig,
+    /// How long CreateVolume waits for branches before it answers with `DEADLINE_EXCEEDED`. Default 60 s.
+    pub create_timeout: Duration,
+    /// Log filter in the syntax of tracing's `EnvFilter`. Default `info`.
+    pub log_filter: String,
+    /// Logs as JSON lines instead of text.
+    pub log_json: bool,
+}
+
+/// One pool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Name, unique on the node.
+    pub name: PoolName,
+    /// Directory.
+    pub path: PathBuf,
+    /// Labels, for `poolSelector`.
+    pub labels: BTreeMap<String, String>,
+    /// What to keep free. Default 5 %.
+    pub reserve: Reserve,
+    /// Kind of disk; detected when absent.
+    pub media: Option<Media>,
+    /// UUID that the filesystem must have; recorded at first use when absent.
+    pub uuid: Option<String>,
+}
+
+/// What to keep out of our reach on a pool's filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// An amount.
+    Bytes(Bytes),
+    /// A share of the filesystem's size, in percent, 0 to 100.
+    Percent(u8),
+}
+
+/// MergerFS on this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MergerfsConfig {
+    /// Program: an absolute path, or a name looked up in `PATH`. Default `mergerfs`.
+    pub path: PathBuf,
+    /// Options for all unions of this node, allow-listed as in StorageClasses; the class wins.
+    pub options: BTreeMap<String, String>,
+    /// How long a union may take to answer after its start. Default 10 s.
+    pub start_timeout: Duration,
+}

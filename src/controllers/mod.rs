@@ -1,0 +1,1 @@
+//! What the leader does for the whole cluster.

@@ -1,0 +1,1 @@
+//! The Container Storage Interface, version 1.12: parse, call, reply.

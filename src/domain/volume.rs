@@ -1,0 +1,47 @@
+//! What a user asks of a volume.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How a volume may be used at the same time; the CSI access modes (CSI 1.12, `VolumeCapability.AccessMode`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum AccessMode {
+    /// One node, reading and writing (`SINGLE_NODE_WRITER`; Kubernetes ReadWriteOnce without the newer modes).
+    SingleNodeWriter,
+    /// One node, reading (`SINGLE_NODE_READER_ONLY`).
+    SingleNodeReaderOnly,
+    /// Many nodes, reading (`MULTI_NODE_READER_ONLY`).
+    MultiNodeReaderOnly,
+    /// Many nodes, one writing (`MULTI_NODE_SINGLE_WRITER`).
+    MultiNodeSingleWriter,
+    /// Many nodes, all writing (`MULTI_NODE_MULTI_WRITER`).
+    MultiNodeMultiWriter,
+    /// One node, one workload writing (`SINGLE_NODE_SINGLE_WRITER`; Kubernetes ReadWriteOncePod).
+    SingleNodeSingleWriter,
+    /// One node, many workloads writing (`SINGLE_NODE_MULTI_WRITER`; Kubernetes ReadWriteOnce).
+    SingleNodeMultiWriter,
+}
+
+impl AccessMode {
+    /// True where no workload may write.
+    #[must_use]
+    pub const fn reader_only(self) -> bool {
+        matches!(self, Self::SingleNodeReaderOnly | Self::MultiNodeReaderOnly)
+    }
+
+    /// True where more than one node may use the volume at once.
+    #[must_use]
+    pub const fn multi_node(self) -> bool {
+        matches!(self, Self::MultiNodeReaderOnly | Self::MultiNodeSingleWriter | Self::MultiNodeMultiWriter)
+    }
+}
+
+/// Files or a raw device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum VolumeMode {
+    /// A mounted filesystem.
+    #[default]
+    Filesystem,
+    /// A block device; only for volumes of one `image` branch.
+    Block,
+}

@@ -1,0 +1,5 @@
+//! The `union-csi` program.
+
+fn main() -> std::process::ExitCode {
+    union_csi::cli::main()
+}

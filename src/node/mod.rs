@@ -1,0 +1,17 @@
+//! What an instance does on its own machine.
+//!
+//! - [`pool`]: what the configured pools are and have.
+//! - [`branch`]: branches on disk: making, finding, attaching, removing.
+//! - [`executor`]: brings this node's branches to what the store wants, and tells the store what is.
+//! - [`union`]: joins attached branches: bind, overlayfs, or a supervised MergerFS process.
+//! - [`volume`]: staging and publishing, on top of all of them; what CSI calls.
+//! - [`heal`]: finds what died and puts it back under running workloads.
+//!
+//! Mount state is read from the kernel each time, never from memory.
+
+pub mod branch;
+pub mod executor;
+pub mod heal;
+pub mod pool;
+pub mod union;
+pub mod volume;

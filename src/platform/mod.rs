@@ -1,0 +1,136 @@
+//! The operating system, one file per kernel facility.
+//!
+//! Everything the program does to the machine goes through [`Host`]: system calls, ioctls, files under `/proc` and
+//! `/sys`, external commands. Functions block; callers on the async side run them on blocking threads. They decide
+//! nothing: what is to be done is decided in [`crate::node`].
+//!
+//! A [`Gate`] is asked before each effect. Production has none; tests use one that fails effect number N, so that every
+//! place where the machine can fail is tried in turn against the real kernel.
+
+pub mod block;
+pub mod file;
+pub mod fuse;
+pub mod loopdev;
+pub mod mkfs;
+pub mod mount;
+pub mod namespace;
+pub mod process;
+pub mod quota;
+pub mod space;
+pub mod xattr;
+
+use std::io;
+use std::sync::Arc;
+
+use snafu::Snafu;
+
+/// An effect on the machine failed.
+#[derive(Debug, Snafu)]
+#[snafu(visibility(pub(crate)), module)]
+pub enum HostError {
+    /// A system call failed.
+    #[snafu(display("{call} on {subject} failed: {source}"))]
+    Syscall {
+        /// Name of the call, as in section 2 of the manual.
+        call: &'static str,
+        /// What it was made on.
+        subject: String,
+        /// The errno.
+        source: io::Error,
+    },
+    /// A program could not be run or reported failure.
+    #[snafu(display("{program} {args} failed ({status}): {stderr}"))]
+    Command {
+        /// Program.
+        program: String,
+        /// Its arguments, joined.
+        args: String,
+        /// Exit status, or why it did not start.
+        status: String,
+        /// The end of what it printed on standard error.
+        stderr: String,
+    },
+    /// Something did not answer in time.
+    #[snafu(display("{action} on {subject} did not finish within {seconds} s"))]
+    Timeout {
+        /// What was done.
+        action: &'static str,
+        /// On what.
+        subject: String,
+        /// The bound, in seconds.
+        seconds: u64,
+    },
+    /// The kernel or a program told something that is not understood.
+    #[snafu(display("{subject} cannot be understood: {reason}"))]
+    Unexpected {
+        /// What was read.
+        subject: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// This host lacks a facility.
+    #[snafu(display("this host lacks {facility}: {remedy}"))]
+    Unsupported {
+        /// What is missing.
+        facility: String,
+        /// What to do.
+        remedy: String,
+    },
+}
+
+impl HostError {
+    /// The errno, where a system call failed.
+    #[must_use]
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Syscall { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+}
+
+/// Result of an effect.
+pub type Result<T, E = HostError> = std::result::Result<T, E>;
+
+/// Asked before each effect; an error is what the effect then fails with.
+pub trait Gate: Send + Sync {
+    /// `effect` is about to happen on `subject`.
+    fn enter(&self, effect: &'static str, subject: &str) -> io::Result<()>;
+}
+
+/// The machine.
+#[derive(Clone, Default)]
+pub struct Host {
+    gate: Option<Arc<dyn Gate>>,
+}
+
+impl std::fmt::Debug for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Host").finish_non_exhaustive()
+    }
+}
+
+impl Host {
+    /// The machine as it is.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The machine behind a gate, for tests.
+    #[must_use]
+    pub fn behind(gate: Arc<dyn Gate>) -> Self {
+        Self { gate: Some(gate) }
+    }
+
+    /// Passes the gate.
+    pub(crate) fn enter(&self, effect: &'static str, subject: impl AsRef<std::path::Path>) -> Result<()> {
+        let Some(gate) = &self.gate else { return Ok(()) };
+        let subject = subject.as_ref().to_string_lossy();
+        gate.enter(effect, &subject).map_err(|source| HostError::Syscall {
+            call: effect,
+            subject: subject.into_owned(),
+            source,
+        })
+    }
+}

@@ -1,0 +1,432 @@
+//! The objects of API group `union.io/v1alpha1`.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::domain::policy::FsType;
+use crate::domain::pool::{Enforcement, PoolReport};
+use crate::domain::split::{BranchFormat, PlannedBranch};
+use crate::domain::volume::{AccessMode, VolumeMode};
+use crate::domain::{BranchId, Bytes, NodeName, PoolName, VolumeId};
+
+/// Keeps a `VolumeSplit` until its branches are gone, and a `Branch` until its files are.
+pub const FINALIZER: &str = "union.io/data";
+
+/// Opaque version of an object; equal versions mean equal objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(transparent)]
+pub struct Version(pub String);
+
+/// What every object carries.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Meta {
+    /// Unique in the collection.
+    pub name: String,
+    /// Unique in time and space; set by the store.
+    #[serde(default)]
+    pub uid: String,
+    /// Set by the store.
+    #[serde(default)]
+    pub version: Version,
+    /// Labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Who must act before the object may go.
+    #[serde(default)]
+    pub finalizers: Vec<String>,
+    /// Time of creation; set by the store.
+    #[serde(default)]
+    #[schemars(with = "Option<String>")]
+    pub created: Option<Timestamp>,
+    /// When the object was asked to go.
+    #[serde(default)]
+    #[schemars(with = "Option<String>")]
+    pub deleting: Option<Timestamp>,
+}
+
+impl Meta {
+    /// The metadata of a new object.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), ..Self::default() }
+    }
+
+    /// The metadata of a new object that is kept until its data is gone.
+    #[must_use]
+    pub fn with_finalizer(name: impl Into<String>) -> Self {
+        Self { name: name.into(), finalizers: vec![FINALIZER.to_owned()], ..Self::default() }
+    }
+}
+
+/// A kind of object.
+pub trait Object: Clone + std::fmt::Debug + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// Its kind, as in the API.
+    const KIND: &'static str;
+    /// Its metadata.
+    fn meta(&self) -> &Meta;
+    /// Its metadata, to be changed.
+    fn meta_mut(&mut self) -> &mut Meta;
+    /// Takes the status of `other`.
+    fn set_status_of(&mut self, other: &Self);
+    /// The node it lies on, for [`super::Selector::Node`].
+    fn node(&self) -> Option<&NodeName> {
+        None
+    }
+    /// The volume it belongs to, for [`super::Selector::Volume`].
+    fn volume(&self) -> Option<&VolumeId> {
+        None
+    }
+}
+
+/// One fact about an object, as in Kubernetes' API conventions.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Condition {
+    /// `Ready`, `Pending`, `ReplicaProgressing`, `ReplicaFailure`, `Degraded`, …
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Whether it holds.
+    #[serde(with = "condition_status")]
+    #[schemars(with = "String")]
+    pub status: bool,
+    /// One word in CamelCase, for programs.
+    pub reason: String,
+    /// A sentence, for people.
+    pub message: String,
+    /// When `status` last changed.
+    #[schemars(with = "String")]
+    pub last_transition_time: Timestamp,
+}
+
+/// `"True"` and `"False"`, as Kubernetes writes them.
+mod condition_status {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
+    pub(super) fn serialize<S: Serializer>(status: &bool, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(if *status { "True" } else { "False" })
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<bool, D::Error> {
+        Ok(String::deserialize(d)? == "True")
+    }
+}
+
+/// Sets a condition; the time changes only when the status does. Returns true when anything changed.
+pub fn set_condition(
+    conditions: &mut Vec<Condition>,
+    now: Timestamp,
+    kind: &str,
+    status: bool,
+    reason: &str,
+    message: &str,
+) -> bool {
+    let new = Condition {
+        kind: kind.to_owned(),
+        status,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        last_transition_time: now,
+    };
+    match conditions.iter_mut().find(|c| c.kind == kind) {
+        Some(old) => {
+            let since = if old.status == status { old.last_transition_time } else { now };
+            let new = Condition { last_transition_time: since, ..new };
+            let changed = *old != new;
+            *old = new;
+            changed
+        }
+        None => {
+            conditions.push(new);
+            true
+        }
+    }
+}
+
+/// The condition of that kind.
+#[must_use]
+pub fn condition<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {
+    conditions.iter().find(|c| c.kind == kind)
+}
+
+/// A volume: what was asked for, how it is split, how it stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VolumeSplit {
+    /// Metadata; the name is the [`VolumeId`].
+    pub meta: Meta,
+    /// What is wanted.
+    pub spec: VolumeSplitSpec,
+    /// What is.
+    #[serde(default)]
+    pub status: VolumeSplitStatus,
+}
+
+/// What is wanted of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSplitSpec {
+    /// The volume's id (the object's name).
+    pub volume: VolumeId,
+    /// The name it was asked for under (CSI `CreateVolumeRequest.name`).
+    pub request_name: String,
+    /// Usable bytes asked for.
+    pub capacity: Bytes,
+    /// Usable bytes allowed at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Bytes>,
+    /// Access modes asked for.
+    pub access_modes: Vec<AccessMode>,
+    /// Files or block.
+    #[serde(default)]
+    pub volume_mode: VolumeMode,
+    /// StorageClass parameters as given; valid when the object was made.
+    #[serde(default)]
+    pub parameters: BTreeMap<String, String>,
+    /// Node that will use it first, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumer: Option<NodeName>,
+    /// Nodes that may use it; empty: any.
+    #[serde(default)]
+    pub topology: Vec<NodeName>,
+    /// Lives and dies with one pod (ephemeral inline volume).
+    #[serde(default)]
+    pub ephemeral: bool,
+    /// The split, written at once before any branch is made; empty until planned.
+    #[serde(default)]
+    pub branches: Vec<PlannedBranch>,
+    /// The next branch number to be given.
+    #[serde(default)]
+    pub next_index: u32,
+    /// Nodes that the volume is attached to (ControllerPublishVolume).
+    #[serde(default)]
+    pub attached: Vec<Attachment>,
+}
+
+/// A node that a volume is attached to, and how.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Attachment {
+    /// The node.
+    pub node: NodeName,
+    /// The mode of use.
+    pub access_mode: AccessMode,
+    /// Whether it was attached read-only.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// How a volume stands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VolumeSplitStatus {
+    /// Usable bytes of the bound branches.
+    #[serde(default)]
+    pub capacity: Bytes,
+    /// Branches planned.
+    #[serde(default)]
+    pub replicas: u32,
+    /// Branches that exist.
+    #[serde(default)]
+    pub bound_replicas: u32,
+    /// Access modes granted.
+    #[serde(default)]
+    pub access_modes: Vec<AccessMode>,
+    /// `Ready`, `Pending`, `ReplicaProgressing`, `ReplicaFailure`, `Degraded`.
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
+    /// Where no plan exists: usable bytes of the largest volume that would work.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub largest: Option<Bytes>,
+}
+
+/// Reasons in the `Pending` condition of a `VolumeSplit`.
+pub mod pending {
+    /// No split fits now; the message says why, `status.largest` what would.
+    pub const INFEASIBLE: &str = "Infeasible";
+    /// Branches are being made.
+    pub const BINDING: &str = "Binding";
+    /// All branches exist.
+    pub const BOUND: &str = "Bound";
+}
+
+impl Object for VolumeSplit {
+    const KIND: &'static str = "VolumeSplit";
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+    fn meta_mut(&mut self) -> &mut Meta {
+        &mut self.meta
+    }
+    fn set_status_of(&mut self, other: &Self) {
+        self.status = other.status.clone();
+    }
+    fn volume(&self) -> Option<&VolumeId> {
+        Some(&self.spec.volume)
+    }
+}
+
+/// One branch of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Branch {
+    /// Metadata; the name is the [`BranchId`].
+    pub meta: Meta,
+    /// What is wanted.
+    pub spec: BranchSpec,
+    /// What is.
+    #[serde(default)]
+    pub status: BranchStatus,
+}
+
+/// What is wanted of a branch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BranchSpec {
+    /// The branch's id (the object's name).
+    pub id: BranchId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// Its number in the volume.
+    pub index: u32,
+    /// Owner node.
+    pub node: NodeName,
+    /// Pool of that node.
+    pub pool: PoolName,
+    /// What it takes of the pool.
+    pub size: Bytes,
+    /// What files can use at least.
+    pub usable: Bytes,
+    /// What it is on the disk.
+    pub format: BranchFormat,
+    /// Filesystem of an image; absent for directories and block volumes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fs_type: Option<FsType>,
+    /// Image: sparse instead of reserved.
+    #[serde(default)]
+    pub thin: bool,
+    /// Directory: may exist where its size cannot be enforced.
+    #[serde(default)]
+    pub accept_unenforced: bool,
+}
+
+/// Where a branch stands in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub enum BranchPhase {
+    /// Its node has not acted yet.
+    #[default]
+    Pending,
+    /// It exists and may be used.
+    Bound,
+    /// Its node refused it (no room, pool absent); nothing exists; the split must be planned anew.
+    Refused,
+    /// Making or removing it failed for now; the node tries again.
+    Failing,
+    /// It existed, and its pool or its files are missing or foreign.
+    Lost,
+}
+
+/// What a branch is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BranchStatus {
+    /// Where it stands.
+    #[serde(default)]
+    pub phase: BranchPhase,
+    /// Why, where the phase needs a reason; a sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// What it occupies on the disk.
+    #[serde(default)]
+    pub bytes_used: Bytes,
+    /// How its size is enforced, for directories.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<Enforcement>,
+    /// UUID of its filesystem, for images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fs_uuid: Option<String>,
+    /// Conditions.
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
+}
+
+impl Object for Branch {
+    const KIND: &'static str = "Branch";
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+    fn meta_mut(&mut self) -> &mut Meta {
+        &mut self.meta
+    }
+    fn set_status_of(&mut self, other: &Self) {
+        self.status = other.status.clone();
+    }
+    fn node(&self) -> Option<&NodeName> {
+        Some(&self.spec.node)
+    }
+    fn volume(&self) -> Option<&VolumeId> {
+        Some(&self.spec.volume)
+    }
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StorageNode {
+    /// Metadata; the name is the node's.
+    pub meta: Meta,
+    /// What is wanted.
+    pub spec: StorageNodeSpec,
+    /// What is.
+    #[serde(default)]
+    pub status: StorageNodeStatus,
+}
+
+/// What is wanted of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct StorageNodeSpec {
+    /// The node's name (the object's name).
+    pub node: NodeName,
+}
+
+/// What a node is and has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageNodeStatus {
+    /// Labels, for `nodeSelector`.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// Pools as last measured.
+    #[serde(default)]
+    pub pools: Vec<PoolReport>,
+    /// Version of the agent.
+    #[serde(default)]
+    pub agent_version: String,
+    /// Version of its mergerfs; absent when it has none that works.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mergerfs_version: Option<String>,
+    /// Kernel release.
+    #[serde(default)]
+    pub kernel: String,
+    /// Conditions.
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
+}
+
+impl Object for StorageNode {
+    const KIND: &'static str = "StorageNode";
+    fn meta(&self) -> &Meta {
+        &self.meta
+    }
+    fn meta_mut(&mut self) -> &mut Meta {
+        &mut self.meta
+    }
+    fn set_status_of(&mut self, other: &Self) {
+        self.status = other.status.clone();
+    }
+    fn node(&self) -> Option<&NodeName> {
+        Some(&self.spec.node)
+    }
+}
