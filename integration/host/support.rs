@@ -27,7 +27,9 @@ pub struct Scratch {
 impl Scratch {
     pub fn new() -> Self {
         require_private_namespace();
-        Self { dir: tempfile::Builder::new().prefix("union-csi-test-").tempdir().expect("a temporary directory") }
+        Self {
+            dir: tempfile::Builder::new().prefix("union-csi-test-").tempdir().expect("a temporary directory"),
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -43,11 +45,14 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let root = self.dir.path().to_string_lossy().into_owned();
-        for point in table.lines().rev().filter_map(|l| l.split(' ').nth(4)).filter(|p| p.starts_with(&root)) {
+        for point in table.lines().rev().filter_map(|l| l.split(' ').nth(4)).filter(|p| p.starts_with(&root))
+        {
             let _ = Command::new("umount").args(["-l", point]).status();
         }
         let devices = Command::new("losetup").args(["-n", "-O", "NAME,BACK-FILE"]).output();
-        for line in devices.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default().lines() {
+        for line in
+            devices.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default().lines()
+        {
             if let Some((device, file)) = line.split_once(' ')
                 && file.trim().starts_with(&root)
             {

@@ -122,8 +122,9 @@ impl VolumeId {
     #[must_use]
     pub fn from_request_name(name: &str) -> Self {
         // A name that looks like one of our digests is hashed as well, so that no two names meet in one id.
-        let digest_like =
-            name.strip_prefix("v-").is_some_and(|rest| rest.len() == 40 && rest.bytes().all(|b| b.is_ascii_hexdigit()));
+        let digest_like = name
+            .strip_prefix("v-")
+            .is_some_and(|rest| rest.len() == 40 && rest.bytes().all(|b| b.is_ascii_hexdigit()));
         match name.parse() {
             Ok(id) if !digest_like => id,
             _ => {
@@ -164,7 +165,9 @@ mod tests {
 
     #[test]
     fn names_that_could_leave_a_directory_or_break_a_branch_list_are_refused() {
-        for bad in ["", ".", "..", "a/b", "a..b", "-a", "a-", "A", "a:b", "a=b", "a,b", "a*", "ä", "a b", "a\n"] {
+        for bad in
+            ["", ".", "..", "a/b", "a..b", "-a", "a-", "A", "a:b", "a=b", "a,b", "a*", "ä", "a b", "a\n"]
+        {
             assert!(bad.parse::<PoolName>().is_err(), "{bad:?} was accepted");
         }
         assert!("x".repeat(64).parse::<PoolName>().is_err());

@@ -9,7 +9,9 @@ use super::policy::FsType;
 use super::{Bytes, NodeName, PoolName};
 
 /// The kind of disk under a pool.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Media {
     /// NVMe solid-state disk.
@@ -118,9 +120,8 @@ impl PoolReport {
     /// What a new branch could have here: the published figure, else computed from the others.
     #[must_use]
     pub fn allocatable(&self) -> Bytes {
-        self.allocatable.unwrap_or_else(|| {
-            allocatable(self.total, self.free, self.reserve, self.promised, self.occupied)
-        })
+        self.allocatable
+            .unwrap_or_else(|| allocatable(self.total, self.free, self.reserve, self.promised, self.occupied))
     }
 }
 

@@ -67,3 +67,9 @@ impl Bytes {
         }
     }
 }
+
+impl std::fmt::Display for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(&self.0.to_string())
+    }
+}

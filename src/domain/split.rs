@@ -100,5 +100,10 @@ pub struct Infeasible {
 /// [`Infeasible`] where no plan exists under the policy.
 pub fn plan(request: &Request, policy: &Policy, pools: &[PoolView]) -> Result<Plan, Infeasible> {
     let _ = (request, policy, pools);
-    Err(Infeasible { requested: request.size, largest: Bytes::ZERO, reason: String::new(), pools: Vec::new() })
+    Err(Infeasible {
+        requested: request.size,
+        largest: Bytes::ZERO,
+        reason: String::new(),
+        pools: Vec::new(),
+    })
 }

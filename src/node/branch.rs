@@ -34,7 +34,9 @@ pub enum BranchError {
         reason: String,
     },
     /// The pool has no room for it; nothing was made.
-    #[snafu(display("branch {branch} of {wanted} does not fit into pool {pool}: {allocatable} can be promised"))]
+    #[snafu(display(
+        "branch {branch} of {wanted} does not fit into pool {pool}: {allocatable} can be promised"
+    ))]
     NoRoom {
         /// The branch.
         branch: BranchId,
@@ -114,7 +116,12 @@ impl Branches {
     ///
     /// # Errors
     /// See [`BranchError`].
-    pub fn ensure_attached(&self, spec: &BranchSpec, at: &Path, read_only: bool) -> Result<Attached, BranchError> {
+    pub fn ensure_attached(
+        &self,
+        spec: &BranchSpec,
+        at: &Path,
+        read_only: bool,
+    ) -> Result<Attached, BranchError> {
         let _ = (spec, at, read_only);
         unimplemented!()
     }

@@ -115,7 +115,13 @@ impl Host {
     ///
     /// # Errors
     /// What chown(2), chmod(2) tell.
-    pub fn set_owner_mode(&self, path: &Path, uid: Option<u32>, gid: Option<u32>, mode: Option<u32>) -> Result<()> {
+    pub fn set_owner_mode(
+        &self,
+        path: &Path,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        mode: Option<u32>,
+    ) -> Result<()> {
         let _ = (path, uid, gid, mode);
         unimplemented!()
     }

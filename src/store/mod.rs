@@ -126,7 +126,10 @@ pub trait Collection<T: Object>: Send + Sync {
     /// [`StoreError::Conflict`] where a version was given and is not the stored one.
     async fn delete(&self, name: &str, version: Option<Version>) -> Result<bool, StoreError>;
     /// Reports the selected objects, now and from now on.
-    async fn watch(&self, selector: Selector) -> Result<BoxStream<'static, Result<Event<T>, StoreError>>, StoreError>;
+    async fn watch(
+        &self,
+        selector: Selector,
+    ) -> Result<BoxStream<'static, Result<Event<T>, StoreError>>, StoreError>;
 }
 
 /// All objects.

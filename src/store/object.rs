@@ -64,7 +64,9 @@ impl Meta {
 }
 
 /// A kind of object.
-pub trait Object: Clone + std::fmt::Debug + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static {
+pub trait Object:
+    Clone + std::fmt::Debug + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static
+{
     /// Its kind, as in the API.
     const KIND: &'static str;
     /// Its metadata.
