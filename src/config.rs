@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::domain::pool::Media;
-use crate::domain::{Bytes, NodeName, PoolName};
+use crate::domain::NodeName;
+use crate::node::pool::PoolSettings;
+use crate::node::union::MergerfsSettings;
 
 /// The checked configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,52 +28,15 @@ pub struct Config {
     /// HTTP listener; `None`: off. Default `127.0.0.1:9830`.
     pub http_listen: Option<SocketAddr>,
     /// Pools of this node.
-    pub pools: Vec<PoolConfig>,
+    pub pools: Vec<PoolSettings>,
     /// How often pools are measured. Default 5 s.
     pub measure_interval: Duration,
     /// MergerFS.
-    pub mergerfs: MergerfsConfig,
+    pub mergerfs: MergerfsSettings,
     /// How long CreateVolume waits for branches before it answers with `DEADLINE_EXCEEDED`. Default 60 s.
     pub create_timeout: Duration,
     /// Log filter in the syntax of tracing's `EnvFilter`. Default `info`.
     pub log_filter: String,
     /// Logs as JSON lines instead of text.
     pub log_json: bool,
-}
-
-/// One pool.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolConfig {
-    /// Name, unique on the node.
-    pub name: PoolName,
-    /// Directory.
-    pub path: PathBuf,
-    /// Labels, for `poolSelector`.
-    pub labels: BTreeMap<String, String>,
-    /// What to keep free. Default 5 %.
-    pub reserve: Reserve,
-    /// Kind of disk; detected when absent.
-    pub media: Option<Media>,
-    /// UUID that the filesystem must have; recorded at first use when absent.
-    pub uuid: Option<String>,
-}
-
-/// What to keep out of our reach on a pool's filesystem.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reserve {
-    /// An amount.
-    Bytes(Bytes),
-    /// A share of the filesystem's size, in percent, 0 to 100.
-    Percent(u8),
-}
-
-/// MergerFS on this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MergerfsConfig {
-    /// Program: an absolute path, or a name looked up in `PATH`. Default `mergerfs`.
-    pub path: PathBuf,
-    /// Options for all unions of this node, allow-listed as in StorageClasses; the class wins.
-    pub options: BTreeMap<String, String>,
-    /// How long a union may take to answer after its start. Default 10 s.
-    pub start_timeout: Duration,
 }

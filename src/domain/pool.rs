@@ -150,3 +150,12 @@ pub fn allocatable(total: Bytes, free: Bytes, reserve: Bytes, promised: Bytes, o
     let by_free = free.saturating_sub(reserve).saturating_sub(promised.saturating_sub(occupied));
     by_size.min(by_free)
 }
+
+/// What to keep out of our reach on a pool's filesystem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// An amount.
+    Bytes(Bytes),
+    /// A share of the filesystem's size, in percent, 0 to 100.
+    Percent(u8),
+}

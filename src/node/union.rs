@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,17 @@ use crate::domain::union::UnionKind;
 use crate::domain::{Bytes, VolumeId};
 use crate::platform::HostError;
 use crate::platform::process::ProcessId;
+
+/// MergerFS on this node, as configured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MergerfsSettings {
+    /// Program: an absolute path, or a name looked up in `PATH`. Default `mergerfs`.
+    pub path: PathBuf,
+    /// Options for all unions of this node, allow-listed as in StorageClasses; the class wins.
+    pub options: BTreeMap<String, String>,
+    /// How long a union may take to answer after its start. Default 10 s.
+    pub start_timeout: Duration,
+}
 
 /// What is to be joined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
