@@ -51,7 +51,7 @@ pub enum Event<T> {
 
 /// A read or write was not done.
 #[derive(Debug, Snafu)]
-#[snafu(visibility(pub), module)]
+#[snafu(visibility(pub(crate)), module)]
 pub enum StoreError {
     /// An object of that name exists.
     #[snafu(display("{kind} {name} exists already"))]

@@ -1,0 +1,64 @@
+# Shared by the scripts of this folder; sourced, not run.
+# shellcheck shell=bash
+
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$ROOT"
+
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
+    BOLD=$'\e[1m' RED=$'\e[31m' GREEN=$'\e[32m' YELLOW=$'\e[33m' PLAIN=$'\e[0m'
+else
+    BOLD='' RED='' GREEN='' YELLOW='' PLAIN=''
+fi
+
+# A step of a longer run, with the time since the script began.
+step() { printf '%s[%3ds] %s%s\n' "$BOLD" "$SECONDS" "$*" "$PLAIN"; }
+warn() { printf '%s%s%s\n' "$YELLOW" "$*" "$PLAIN" >&2; }
+die() {
+    printf '%s%s%s\n' "$RED" "$*" "$PLAIN" >&2
+    exit 1
+}
+
+need_root() { [ "$(id -u)" = 0 ] || die "$0 mounts filesystems and must run as root."; }
+
+# need PROGRAM PACKAGE ...: installs the Debian/Ubuntu packages of the programs that are missing.
+need() {
+    local missing=()
+    while [ $# -gt 0 ]; do
+        command -v "$1" >/dev/null 2>&1 || missing+=("$2")
+        shift 2
+    done
+    [ ${#missing[@]} -eq 0 ] && return 0
+    command -v apt-get >/dev/null 2>&1 ||
+        die "These are missing and this machine has no apt-get: ${missing[*]}. Install them and try again."
+    step "installing ${missing[*]}"
+    local log
+    log=$(mktemp)
+    if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
+        >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        rm -f "$log"
+        die "apt-get could not install ${missing[*]}."
+    fi
+    rm -f "$log"
+}
+
+# What the agent itself needs on a host.
+need_host_programs() {
+    need mergerfs mergerfs mkfs.ext4 e2fsprogs mkfs.xfs xfsprogs mkfs.btrfs btrfs-progs losetup mount \
+        setpriv util-linux setfattr attr curl curl
+}
+
+# A C compiler for one dependency, and Rust at the version of rust-toolchain.toml.
+need_rust() {
+    need cc build-essential
+    if ! command -v cargo >/dev/null 2>&1; then
+        [ -x "$HOME/.cargo/bin/cargo" ] && PATH="$HOME/.cargo/bin:$PATH"
+    fi
+    if ! command -v cargo >/dev/null 2>&1 && apt-cache show rustup >/dev/null 2>&1; then
+        need rustup rustup
+    fi
+    command -v cargo >/dev/null 2>&1 ||
+        die "Rust is missing. Install rustup (https://rustup.rs) and try again; it fetches the version that rust-toolchain.toml names."
+}
