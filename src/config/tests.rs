@@ -1,0 +1,160 @@
+use super::*;
+use crate::domain::pool::{Media, Reserve};
+
+fn read(text: &str) -> Result<Config, Faults> {
+    parse(Path::new("agent.yaml"), text, &Overrides::default(), "host1")
+}
+
+fn with(text: &str, change: impl FnOnce(&mut Overrides)) -> Result<Config, Faults> {
+    let mut overrides = Overrides::default();
+    change(&mut overrides);
+    parse(Path::new("agent.yaml"), text, &overrides, "host1")
+}
+
+fn faults(text: &str) -> String {
+    read(text).expect_err("the text should be refused").to_string()
+}
+
+#[test]
+fn an_empty_file_gives_the_defaults() {
+    for text in ["", "# nothing\n", "---\n"] {
+        let config = read(text).unwrap();
+        assert_eq!(config.node.as_str(), "host1");
+        assert_eq!(config.csi_socket, Path::new("/var/lib/union-csi/csi.sock"));
+        assert_eq!(config.http_listen, DEFAULT_LISTEN.parse().ok());
+        assert_eq!(config.allowed_targets.len(), 4);
+        assert_eq!(config.measure_interval, Duration::from_secs(5));
+        assert_eq!(config.max_volumes, None);
+    }
+}
+
+#[test]
+fn the_sample_is_valid_and_states_the_defaults() {
+    let text = include_str!("../../config/agent.yaml");
+    let config = read(text).unwrap();
+    assert_eq!(config.pools.len(), 2);
+    assert_eq!(config.pools[0].media, Some(Media::Hdd));
+    let defaults = read("").unwrap();
+    assert_eq!(Config { pools: Vec::new(), ..config }, defaults, "what the sample sets is the default");
+    for key in keys::KEYS {
+        let name = key.path.split(['.', '[']).next().unwrap();
+        assert!(text.contains(&format!("{name}:")), "the sample lacks {}", key.path);
+    }
+}
+
+#[test]
+fn all_faults_are_told_at_once_with_line_and_remedy() {
+    insta::assert_snapshot!(faults(
+        r#"nodename: a
+nodeName: Not_Valid
+stateDir: var/lib
+csi:
+  endpoint: tcp://127.0.0.1:5000
+  allowedTargets: [/, mnt]
+http:
+  listen: localhost
+  hostNames: ["http://nas"]
+pools:
+  - name: one
+    path: /mnt/one
+    reserve: 120%
+    madia: ssd
+  - name: one
+    path: /mnt/one/inner
+    media: floppy
+    labels:
+      tier: true
+      "a,b": x
+  - path: mnt/two
+  - name: four
+    path: /mnt/one
+  - nonsense
+measureInterval: 5
+mergerfs:
+  startTimeout: 1d
+  options: [a, b]
+createTimeout: 2h
+maxVolumes: 0
+log:
+  filter: "=="
+  format: xml
+"#
+    ));
+}
+
+#[test]
+fn broken_yaml_is_told_with_its_line() {
+    for (text, line) in
+        [("pools:\n  - name: [a\n", 2..=3), ("a: 1\nb: 2\nstateDir: /a\nstateDir: /b\n", 4..=4)]
+    {
+        let Err(Faults(faults)) = read(text) else { panic!("{text:?} was accepted") };
+        let Origin::File { line: at, .. } = faults[0].origin else { panic!("{faults:?}") };
+        assert!(line.contains(&at), "{faults:?}");
+    }
+    assert!(faults("- a\n- b\n").contains("is a list, not a mapping"));
+}
+
+#[test]
+fn a_flag_wins_over_the_file() {
+    let text = "nodeName: filed\nstateDir: /a\nhttp:\n  listen: 127.0.0.1:1\n";
+    let config = with(text, |o| {
+        o.node_name = Some("typed".into());
+        o.state_dir = Some("/b".into());
+        o.http_listen = Some("off".into());
+        o.endpoint = Some("unix:///c/s.sock".into());
+        o.pools = vec!["p=/mnt/p".into()];
+    })
+    .unwrap();
+    assert_eq!(config.node.as_str(), "typed");
+    assert_eq!(config.state_dir, Path::new("/b"));
+    assert_eq!(config.http_listen, None);
+    assert_eq!(config.csi_socket, Path::new("/c/s.sock"));
+    assert_eq!(config.pools[0].path, Path::new("/mnt/p"));
+    assert_eq!(config.pools[0].reserve, Reserve::Percent(5));
+}
+
+#[test]
+fn a_bad_flag_is_a_fault_that_names_the_flag() {
+    let faults = with("", |o| {
+        o.http_listen = Some("9830".into());
+        o.pools = vec!["p".into()];
+    })
+    .unwrap_err()
+    .to_string();
+    assert!(faults.contains("--http-listen: \"9830\" is not an address and port"), "{faults}");
+    assert!(faults.contains("--pool: \"p\" is not NAME=PATH"), "{faults}");
+}
+
+#[test]
+fn a_socket_path_that_the_kernel_would_refuse_is_a_fault_of_what_made_it_long() {
+    let long = format!("/{}", "x".repeat(107));
+    let endpoint = faults(&format!("csi:\n  endpoint: unix://{long}\n"));
+    assert!(endpoint.contains("agent.yaml:2: csi.endpoint: the socket's path has 108 bytes"), "{endpoint}");
+    let state = faults(&format!("stateDir: {long}\n"));
+    assert!(state.contains("agent.yaml:1: stateDir: the socket's path has"), "{state}");
+    let fits = format!("/{}", "x".repeat(106));
+    assert!(read(&format!("csi:\n  endpoint: unix://{fits}\n")).is_ok());
+}
+
+#[test]
+fn a_pool_inside_the_state_directory_is_refused() {
+    let told = faults("stateDir: /srv/state\npools:\n  - {name: a, path: /srv/state/pool}\n");
+    assert!(told.contains("agent.yaml:3: pool a: /srv/state/pool lies inside stateDir"), "{told}");
+}
+
+#[test]
+fn the_effective_configuration_read_again_is_itself() {
+    let text = "nodeName: \"1\"\nhttp: {listen: 'off'}\nmaxVolumes: 7\nnodeLabels: {a: 'true', b: ''}\n\
+                mergerfs: {options: {cache-files: \"off\", x: 'a \"b\"'}, startTimeout: 1m30s}\n\
+                pools:\n  - {name: a, path: /mnt/a, reserve: 1Gi, labels: {t: '1'}}\n  - {name: b, path: /mnt/b, media: nvme}\n";
+    let config = read(text).unwrap();
+    let shown = yaml_text(&config);
+    assert_eq!(read(&shown).map_err(|f| format!("{f}\n{shown}")), Ok(config));
+}
+
+#[test]
+fn a_named_file_that_is_missing_is_a_fault() {
+    let missing = Path::new("/nonexistent/agent.yaml");
+    let told = load(Some(missing), &Overrides::default()).unwrap_err().to_string();
+    assert!(told.contains("/nonexistent/agent.yaml: cannot be read"), "{told}");
+}
