@@ -14,6 +14,7 @@
 //! - a watch begins with the objects as they are, then reports every later state at least once in order, deletions
 //!   included; fast changes of one object may be reported as its latest state only.
 
+#[doc(hidden)]
 pub mod contract;
 pub mod local;
 pub mod object;
@@ -38,12 +39,25 @@ pub enum Selector {
     Volume(VolumeId),
 }
 
+impl Selector {
+    /// Whether it selects that object.
+    #[must_use]
+    pub fn selects<T: Object>(&self, object: &T) -> bool {
+        match self {
+            Self::All => true,
+            Self::Name(name) => object.meta().name == *name,
+            Self::Node(node) => object.node() == Some(node),
+            Self::Volume(volume) => object.volume() == Some(volume),
+        }
+    }
+}
+
 /// What a watch tells.
 #[derive(Clone, Debug)]
 pub enum Event<T> {
     /// The object was made or changed, or was there when the watch began.
     Applied(T),
-    /// The object is gone; its last state.
+    /// The object is gone, or is no longer one of the selected; its last state that the store can tell.
     Deleted(T),
     /// All objects that were there when the watch began (or began anew) have been reported.
     Ready,
@@ -104,7 +118,8 @@ pub trait Collection<T: Object>: Send + Sync {
     async fn get(&self, name: &str) -> Result<Option<T>, StoreError>;
     /// The selected objects, ordered by name.
     async fn list(&self, selector: &Selector) -> Result<Vec<T>, StoreError>;
-    /// Makes an object; what is returned carries its uid, version and time of creation.
+    /// Makes an object; what is returned carries its uid, version and time of creation. Its status begins empty, whatever
+    /// `object` has there: status is written by [`Collection::update_status`] only.
     ///
     /// # Errors
     /// [`StoreError::Exists`] where the name is taken, also by an object that is being deleted.

@@ -16,6 +16,12 @@ use crate::domain::{BranchId, Bytes, NodeName, PoolName, VolumeId};
 /// Keeps a `VolumeSplit` until its branches are gone, and a `Branch` until its files are.
 pub const FINALIZER: &str = "union.io/data";
 
+/// Label of a `Branch`: the node that holds it.
+pub const LABEL_NODE: &str = "union.io/node";
+
+/// Label of a `Branch`: the volume it belongs to.
+pub const LABEL_VOLUME: &str = "union.io/volume";
+
 /// Opaque version of an object; equal versions mean equal objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
@@ -75,6 +81,8 @@ pub trait Object:
     fn meta_mut(&mut self) -> &mut Meta;
     /// Takes the status of `other`.
     fn set_status_of(&mut self, other: &Self);
+    /// Takes the status of an object that nobody has reported on.
+    fn clear_status(&mut self);
     /// The node it lies on, for [`super::Selector::Node`].
     fn node(&self) -> Option<&NodeName> {
         None
@@ -267,6 +275,9 @@ impl Object for VolumeSplit {
     fn set_status_of(&mut self, other: &Self) {
         self.status = other.status.clone();
     }
+    fn clear_status(&mut self) {
+        self.status = Default::default();
+    }
     fn volume(&self) -> Option<&VolumeId> {
         Some(&self.spec.volume)
     }
@@ -366,6 +377,9 @@ impl Object for Branch {
     fn set_status_of(&mut self, other: &Self) {
         self.status = other.status.clone();
     }
+    fn clear_status(&mut self) {
+        self.status = Default::default();
+    }
     fn node(&self) -> Option<&NodeName> {
         Some(&self.spec.node)
     }
@@ -427,6 +441,9 @@ impl Object for StorageNode {
     }
     fn set_status_of(&mut self, other: &Self) {
         self.status = other.status.clone();
+    }
+    fn clear_status(&mut self) {
+        self.status = Default::default();
     }
     fn node(&self) -> Option<&NodeName> {
         Some(&self.spec.node)
