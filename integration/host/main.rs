@@ -3,4 +3,5 @@
 //! They need root and a private mount namespace, so that nothing that they mount is seen elsewhere or outlives them:
 //! `scripts/test host`, or by hand `unshare --mount --propagation private cargo test --test host -- NAME`.
 
+mod platform;
 mod support;

@@ -8,6 +8,7 @@
 //! place where the machine can fail is tried in turn against the real kernel.
 
 pub mod block;
+mod bounded;
 pub mod file;
 pub mod fuse;
 pub mod loopdev;
@@ -89,6 +90,18 @@ impl HostError {
     }
 }
 
+/// Names the call and what it was made on; for `map_err`.
+pub(crate) fn failed<E: Into<io::Error>>(
+    call: &'static str,
+    subject: impl AsRef<std::path::Path>,
+) -> impl FnOnce(E) -> HostError {
+    move |source| HostError::Syscall {
+        call,
+        subject: subject.as_ref().display().to_string(),
+        source: source.into(),
+    }
+}
+
 /// Result of an effect.
 pub type Result<T, E = HostError> = std::result::Result<T, E>;
 
@@ -102,6 +115,8 @@ pub trait Gate: Send + Sync {
 #[derive(Clone, Default)]
 pub struct Host {
     gate: Option<Arc<dyn Gate>>,
+    /// Questions that may never be answered, shared by all clones.
+    probes: bounded::Probes,
 }
 
 impl std::fmt::Debug for Host {
@@ -120,7 +135,7 @@ impl Host {
     /// The machine behind a gate, for tests.
     #[must_use]
     pub fn behind(gate: Arc<dyn Gate>) -> Self {
-        Self { gate: Some(gate) }
+        Self { gate: Some(gate), ..Self::default() }
     }
 
     /// Passes the gate.
