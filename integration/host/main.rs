@@ -5,6 +5,7 @@
 
 #[path = "../support/agent.rs"]
 mod agent;
+mod bad_input;
 mod platform;
 mod semantics;
 mod support;
