@@ -1,0 +1,1 @@
+//! Which pools may hold branches of a volume.
