@@ -103,23 +103,7 @@ pub(super) fn reserve(text: &str) -> Parsed<Reserve> {
 
 /// An amount in Kubernetes' syntax.
 pub(super) fn bytes(text: &str) -> Parsed<Bytes> {
-    let units: [(&str, u64); 9] = [
-        ("Ki", 1 << 10),
-        ("Mi", 1 << 20),
-        ("Gi", 1 << 30),
-        ("Ti", 1 << 40),
-        ("Pi", 1 << 50),
-        ("k", 1_000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-        ("T", 1_000_000_000_000),
-    ];
-    let (digits, unit) =
-        units.iter().find_map(|(s, n)| text.strip_suffix(s).map(|d| (d, *n))).unwrap_or((text, 1));
-    let value = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-    value
-        .map(Bytes::new)
-        .ok_or_else(|| wrong(format!("{text:?} is not an amount"), "write an amount as 500Mi, 20Gi or 2Ti"))
+    super::quantity(text).map_err(|problem| wrong(problem, "write an amount as 500Mi, 20Gi or 2Ti"))
 }
 
 /// A kind of disk.
