@@ -1,9 +1,10 @@
 //! Space of filesystems (statvfs(3), statfs(2)).
 
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::Duration;
 
-use super::{Host, Result};
+use super::{Host, HostError, Result};
 
 /// What a filesystem has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +24,49 @@ pub struct Space {
 }
 
 impl Host {
-    /// The space at `path`, within `bound`.
+    /// The space at `path`, within `bound`: asked in a thread that is abandoned when a disk or a FUSE daemon does not
+    /// answer.
     ///
     /// # Errors
     /// The errno of statfs(2), or a timeout.
     pub fn space(&self, path: &Path, bound: Duration) -> Result<Space> {
-        let _ = (path, bound);
-        unimplemented!()
+        self.enter("statfs", path)?;
+        let subject = path.display().to_string();
+        let path = path.to_owned();
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let fail = |source| HostError::Syscall { call: "statfs", subject: subject.clone(), source };
+        std::thread::Builder::new()
+            .name("statfs".to_owned())
+            .spawn(move || {
+                // A receiver that gave up needs no answer.
+                let _ = sender.send(statvfs(&path));
+            })
+            .map_err(fail)?;
+        match receiver.recv_timeout(bound) {
+            Ok(space) => space.map_err(fail),
+            Err(_) => Err(HostError::Timeout { action: "statfs", subject, seconds: bound.as_secs() }),
+        }
     }
+}
+
+fn statvfs(path: &Path) -> std::io::Result<Space> {
+    let v = nix::sys::statvfs::statvfs(path)?;
+    // The types of these fields differ between architectures.
+    #[allow(clippy::useless_conversion, reason = "u32 on some targets")]
+    let (unit, blocks, bavail, bfree) = (
+        u64::from(v.fragment_size()),
+        u64::from(v.blocks()),
+        u64::from(v.blocks_available()),
+        u64::from(v.blocks_free()),
+    );
+    #[allow(clippy::useless_conversion, reason = "u32 on some targets")]
+    let (inodes, inodes_free) = (u64::from(v.files()), u64::from(v.files_free()));
+    Ok(Space {
+        total: blocks.saturating_mul(unit),
+        available: bavail.saturating_mul(unit),
+        free: bfree.saturating_mul(unit),
+        inodes,
+        inodes_free,
+        read_only: v.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY),
+    })
 }
