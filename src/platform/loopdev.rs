@@ -204,6 +204,24 @@ impl Host {
             .map(|_| ())
     }
 
+    /// Devices whose file's path, as the kernel names it now, ends in the components of `suffix`; ones whose file was
+    /// removed included.
+    ///
+    /// # Errors
+    /// sysfs cannot be read.
+    pub fn loop_devices_behind(&self, suffix: &Path) -> Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        for (number, path) in attached_numbers()? {
+            if let Some(file) = self.loop_backing((LOOP_MAJOR, number))? {
+                let name = file.to_string_lossy();
+                if Path::new(name.trim_end_matches(" (deleted)")).ends_with(suffix) {
+                    found.push(path);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// The file behind a loop device as the kernel names it now (sysfs `loop/backing_file`); `None` where `device` is no
     /// attached loop device. A removed file's name ends in ` (deleted)`.
     ///

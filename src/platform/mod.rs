@@ -9,6 +9,7 @@
 
 pub mod block;
 mod bounded;
+pub mod directory;
 pub mod file;
 pub mod fuse;
 pub mod loopdev;
