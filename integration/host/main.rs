@@ -3,5 +3,8 @@
 //! They need root and a private mount namespace, so that nothing that they mount is seen elsewhere or outlives them:
 //! `scripts/test host`, or by hand `unshare --mount --propagation private cargo test --test host -- NAME`.
 
+mod branch;
+mod overhead;
 mod platform;
+mod pool;
 mod support;

@@ -205,7 +205,7 @@ fn btrfs_uuid(file: &File) -> io::Result<String> {
 }
 
 /// The device node of major:minor: the kernel's own name, else udev's link.
-fn block_node(major: u32, minor: u32) -> PathBuf {
+pub(super) fn block_node(major: u32, minor: u32) -> PathBuf {
     let uevent =
         std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/uevent")).unwrap_or_default();
     match uevent.lines().find_map(|l| l.strip_prefix("DEVNAME=")) {

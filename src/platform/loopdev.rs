@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Host, HostError, Result};
+use super::{Host, Result, failed};
 
 /// How a file is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +128,7 @@ impl Host {
         self.enter("loop_attach", file)?;
         for device in self.loop_devices_of(file)? {
             if device.read_only != options.read_only {
-                return Err(syscall("LOOP_CONFIGURE", file, io::Error::from_raw_os_error(libc::EBUSY)));
+                return Err(failed("LOOP_CONFIGURE", file)(io::Error::from_raw_os_error(libc::EBUSY)));
             }
             // With autoclear the device may go between the listing and the open; then it is not this file's any more.
             let hold = match open_device(&device.path, options.read_only) {
@@ -144,7 +144,7 @@ impl Host {
             .write(!options.read_only)
             .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
             .open(file)
-            .map_err(|e| syscall("open", file, e))?;
+            .map_err(failed("open", file))?;
         for block_size in [512, 4096] {
             let attachment = attach_free(&backing, file, options, block_size)?;
             // The kernel drops direct I/O silently where the block size is below what the backing needs: once more with
@@ -152,7 +152,7 @@ impl Host {
             if !options.direct_io || attachment.device.direct_io || block_size == 4096 {
                 return Ok(attachment);
             }
-            ioctl_arg(&attachment.hold, LOOP_CLR_FD, 0).map_err(|e| syscall("LOOP_CLR_FD", file, e))?;
+            ioctl_arg(&attachment.hold, LOOP_CLR_FD, 0).map_err(failed("LOOP_CLR_FD", file))?;
         }
         unreachable_block_size(file)
     }
@@ -183,12 +183,12 @@ impl Host {
         let opened = match open_device(device, true) {
             Ok(opened) => opened,
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => return Ok(false),
-            Err(e) => return Err(syscall("open", device, e)),
+            Err(e) => return Err(failed("open", device)(e)),
         };
         match ioctl_arg(&opened, LOOP_CLR_FD, 0) {
             Ok(_) => Ok(true),
             Err(e) if e.raw_os_error() == Some(libc::ENXIO) => Ok(false),
-            Err(e) => Err(syscall("LOOP_CLR_FD", device, e)),
+            Err(e) => Err(failed("LOOP_CLR_FD", device)(e)),
         }
     }
 
@@ -198,10 +198,8 @@ impl Host {
     /// The errno of the ioctl.
     pub fn loop_resize(&self, device: &Path) -> Result<()> {
         self.enter("loop_resize", device)?;
-        let opened = open_device(device, false).map_err(|e| syscall("open", device, e))?;
-        ioctl_arg(&opened, LOOP_SET_CAPACITY, 0)
-            .map_err(|e| syscall("LOOP_SET_CAPACITY", device, e))
-            .map(|_| ())
+        let opened = open_device(device, false).map_err(failed("open", device))?;
+        ioctl_arg(&opened, LOOP_SET_CAPACITY, 0).map_err(failed("LOOP_SET_CAPACITY", device)).map(|_| ())
     }
 
     /// Devices whose file's path, as the kernel names it now, ends in the components of `suffix`; ones whose file was
@@ -235,7 +233,7 @@ impl Host {
         match std::fs::read_to_string(&path) {
             Ok(name) => Ok(Some(PathBuf::from(name.trim_end_matches('\n')))),
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(None),
-            Err(e) => Err(syscall("read", &path, e)),
+            Err(e) => Err(failed("read", &path)(e)),
         }
     }
 }
@@ -248,7 +246,7 @@ fn attach_free(backing: &File, file: &Path, options: LoopOptions, block_size: u3
         .write(true)
         .custom_flags(libc::O_CLOEXEC)
         .open(control_path)
-        .map_err(|e| syscall("open", control_path, e))?;
+        .map_err(failed("open", control_path))?;
     let mut flags = 0;
     for (wanted, flag) in [
         (options.read_only, LO_FLAGS_READ_ONLY),
@@ -261,10 +259,10 @@ fn attach_free(backing: &File, file: &Path, options: LoopOptions, block_size: u3
     }
     let mut last = io::Error::from_raw_os_error(libc::EBUSY);
     for attempt in 0..ATTEMPTS {
-        let number = ioctl_arg(&control, LOOP_CTL_GET_FREE, 0)
-            .map_err(|e| syscall("LOOP_CTL_GET_FREE", control_path, e))?;
+        let number =
+            ioctl_arg(&control, LOOP_CTL_GET_FREE, 0).map_err(failed("LOOP_CTL_GET_FREE", control_path))?;
         let number = u32::try_from(number).map_err(|_| {
-            syscall("LOOP_CTL_GET_FREE", control_path, io::Error::from_raw_os_error(libc::ERANGE))
+            failed("LOOP_CTL_GET_FREE", control_path)(io::Error::from_raw_os_error(libc::ERANGE))
         })?;
         let path = ensure_node(number)?;
         let device = match open_device(&path, options.read_only) {
@@ -274,7 +272,7 @@ fn attach_free(backing: &File, file: &Path, options: LoopOptions, block_size: u3
                 last = e;
                 continue;
             }
-            Err(e) => return Err(syscall("open", &path, e)),
+            Err(e) => return Err(failed("open", &path)(e)),
         };
         let mut info = LoopInfo64::zeroed();
         info.lo_flags = flags;
@@ -283,26 +281,26 @@ fn attach_free(backing: &File, file: &Path, options: LoopOptions, block_size: u3
         let tail = &name[name.len().saturating_sub(63)..];
         info.lo_file_name[..tail.len()].copy_from_slice(tail);
         let fd = u32::try_from(backing.as_raw_fd())
-            .map_err(|_| syscall("LOOP_CONFIGURE", file, io::Error::from_raw_os_error(libc::EBADF)))?;
+            .map_err(|_| failed("LOOP_CONFIGURE", file)(io::Error::from_raw_os_error(libc::EBADF)))?;
         let config = LoopConfig { fd, block_size, info, reserved: [0; 8] };
         // SAFETY: `config` is a valid `struct loop_config` that outlives the call; the kernel only reads it.
         let rc = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) };
         if rc == 0 {
-            let info = status(&device).map_err(|e| syscall("LOOP_GET_STATUS64", &path, e))?;
+            let info = status(&device).map_err(failed("LOOP_GET_STATUS64", &path))?;
             return Ok(LoopAttachment { device: describe(number, path, &info), hold: device.into() });
         }
         last = io::Error::last_os_error();
         if !matches!(last.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN | libc::EINTR)) {
-            return Err(syscall("LOOP_CONFIGURE", file, last));
+            return Err(failed("LOOP_CONFIGURE", file)(last));
         }
         std::thread::sleep(Duration::from_millis(u64::from(attempt.min(10))));
     }
-    Err(syscall("LOOP_CONFIGURE", file, last))
+    Err(failed("LOOP_CONFIGURE", file)(last))
 }
 
 /// The loop ends in a return at 4096; this states it to the compiler without a panic.
 fn unreachable_block_size(file: &Path) -> Result<LoopAttachment> {
-    Err(syscall("LOOP_CONFIGURE", file, io::Error::from_raw_os_error(libc::EINVAL)))
+    Err(failed("LOOP_CONFIGURE", file)(io::Error::from_raw_os_error(libc::EINVAL)))
 }
 
 /// `/dev/loopN`, made where devtmpfs does not make it (containers with their own `/dev`).
@@ -310,15 +308,15 @@ fn ensure_node(number: u32) -> Result<PathBuf> {
     let path = PathBuf::from(format!("/dev/loop{number}"));
     match std::fs::symlink_metadata(&path) {
         Ok(meta) if meta.file_type().is_block_device() => return Ok(path),
-        Ok(_) => return Err(syscall("mknod", &path, io::Error::from_raw_os_error(libc::EEXIST))),
+        Ok(_) => return Err(failed("mknod", &path)(io::Error::from_raw_os_error(libc::EEXIST))),
         Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) => return Err(syscall("stat", &path, e)),
+        Err(e) => return Err(failed("stat", &path)(e)),
     }
     let mode = nix::sys::stat::Mode::from_bits_truncate(0o660);
     let device = nix::sys::stat::makedev(u64::from(LOOP_MAJOR), u64::from(number));
     match nix::sys::stat::mknod(&path, nix::sys::stat::SFlag::S_IFBLK, mode, device) {
         Ok(()) | Err(nix::errno::Errno::EEXIST) => Ok(path),
-        Err(e) => Err(syscall("mknod", &path, e.into())),
+        Err(e) => Err(failed("mknod", &path)(e)),
     }
 }
 
@@ -326,8 +324,8 @@ fn ensure_node(number: u32) -> Result<PathBuf> {
 fn attached_numbers() -> Result<Vec<(u32, PathBuf)>> {
     let block = Path::new("/sys/block");
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(block).map_err(|e| syscall("readdir", block, e))? {
-        let entry = entry.map_err(|e| syscall("readdir", block, e))?;
+    for entry in std::fs::read_dir(block).map_err(failed("readdir", block))? {
+        let entry = entry.map_err(failed("readdir", block))?;
         let name = entry.file_name();
         let Some(number) = name.to_str().and_then(|n| n.strip_prefix("loop")).and_then(|n| n.parse().ok())
         else {
@@ -373,8 +371,4 @@ fn ioctl_arg(fd: &impl AsRawFd, request: libc::c_ulong, arg: libc::c_ulong) -> i
     // SAFETY: these requests take an integer or nothing; no memory is passed.
     let rc = unsafe { libc::ioctl(fd.as_raw_fd(), request as _, arg) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
-}
-
-fn syscall(call: &'static str, subject: &Path, source: io::Error) -> HostError {
-    HostError::Syscall { call, subject: subject.display().to_string(), source }
 }

@@ -21,7 +21,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, Per
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{Host, HostError, Result};
+use super::{Host, HostError, Result, failed};
 use crate::domain::overhead;
 use crate::domain::policy::FsType;
 
@@ -58,13 +58,15 @@ impl Host {
         let Some(path) = find_program(name) else {
             return Err(HostError::Unsupported { facility: name.to_owned(), remedy: remedy(fs).to_owned() });
         };
-        let size = std::fs::metadata(file).map_err(|e| syscall("stat", file, e))?.size();
+        let size = std::fs::metadata(file).map_err(failed("stat", file))?.size();
         let args = match fs {
             FsType::Ext4 => ext4_args(file, size, uuid, label, &root_template(scratch)?),
             FsType::Xfs => xfs_args(file, size, uuid, label, &xfs_protofile(scratch)?),
             FsType::Btrfs => btrfs_args(file, uuid, label, &root_template(scratch)?),
         };
-        self.run(&path.to_string_lossy(), &args, MKFS_BOUND).map(|_| ())
+        self.run(&path.to_string_lossy(), &args, MKFS_BOUND)?;
+        // Not every version of these programs flushes what it wrote to a file.
+        File::open(file).and_then(|f| f.sync_all()).map_err(failed("fsync", file))
     }
 
     /// UUID and type of the filesystem in `file`, read from its superblock; `None` where it is none of ext4, XFS and
@@ -78,13 +80,13 @@ impl Host {
             .read(true)
             .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(file)
-            .map_err(|e| syscall("open", file, e))?;
+            .map_err(failed("open", file))?;
         superblock(|offset, bytes| match opened.read_exact_at(bytes, offset) {
             Ok(()) => Ok(true),
             Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
             Err(e) => Err(e),
         })
-        .map_err(|e| syscall("read", file, e))
+        .map_err(failed("read", file))
     }
 }
 
@@ -152,10 +154,10 @@ fn root_template(scratch: &Path) -> Result<PathBuf> {
     for path in [root.clone(), root.join("data")] {
         match DirBuilder::new().mode(0o755).create(&path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {}
-            other => other.map_err(|e| syscall("mkdir", &path, e))?,
+            other => other.map_err(failed("mkdir", &path))?,
         }
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))
-            .map_err(|e| syscall("chmod", &path, e))?;
+            .map_err(failed("chmod", &path))?;
     }
     Ok(root)
 }
@@ -163,8 +165,7 @@ fn root_template(scratch: &Path) -> Result<PathBuf> {
 /// The same for mkfs.xfs, in its own notation (mkfs.xfs(8), option `-p`).
 fn xfs_protofile(scratch: &Path) -> Result<PathBuf> {
     let path = scratch.join("proto");
-    std::fs::write(&path, "/\n0 0\nd--755 0 0\ndata d--755 0 0\n$\n$\n")
-        .map_err(|e| syscall("write", &path, e))?;
+    std::fs::write(&path, "/\n0 0\nd--755 0 0\ndata d--755 0 0\n$\n$\n").map_err(failed("write", &path))?;
     Ok(path)
 }
 
@@ -252,10 +253,6 @@ fn btrfs_args(file: &Path, uuid: &str, label: &str, root: &Path) -> Vec<OsString
     ]);
     list.extend([root.as_os_str(), file.as_os_str()].map(OsStr::to_owned));
     list
-}
-
-fn syscall(call: &'static str, subject: &Path, source: io::Error) -> HostError {
-    HostError::Syscall { call, subject: subject.display().to_string(), source }
 }
 
 #[cfg(test)]

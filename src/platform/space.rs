@@ -1,10 +1,9 @@
 //! Space of filesystems (statvfs(3), statfs(2)).
 
 use std::path::Path;
-use std::sync::mpsc;
 use std::time::Duration;
 
-use super::{Host, HostError, Result};
+use super::{Host, HostError, Result, failed};
 
 /// What a filesystem has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,20 +30,14 @@ impl Host {
     /// The errno of statfs(2), or a timeout.
     pub fn space(&self, path: &Path, bound: Duration) -> Result<Space> {
         self.enter("statfs", path)?;
-        let subject = path.display().to_string();
-        let path = path.to_owned();
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let fail = |source| HostError::Syscall { call: "statfs", subject: subject.clone(), source };
-        std::thread::Builder::new()
-            .name("statfs".to_owned())
-            .spawn(move || {
-                // A receiver that gave up needs no answer.
-                let _ = sender.send(statvfs(&path));
-            })
-            .map_err(fail)?;
-        match receiver.recv_timeout(bound) {
-            Ok(space) => space.map_err(fail),
-            Err(_) => Err(HostError::Timeout { action: "statfs", subject, seconds: bound.as_secs() }),
+        let question = path.to_owned();
+        match self.probes.ask(path, bound, move || statvfs(&question))? {
+            Some(space) => space.map_err(failed("statfs", path)),
+            None => Err(HostError::Timeout {
+                action: "statfs",
+                subject: path.display().to_string(),
+                seconds: bound.as_secs(),
+            }),
         }
     }
 }
