@@ -189,7 +189,7 @@ impl Branches {
         match spec.format {
             BranchFormat::Image => {
                 let least = overhead::minimum(spec.fs_type);
-                if spec.size < least || spec.size.get() % overhead::BLOCK != 0 {
+                if spec.size < least || !spec.size.get().is_multiple_of(overhead::BLOCK) {
                     return unfit(format!(
                         "an image must have at least {least} bytes and a multiple of {}, not {}",
                         overhead::BLOCK,
