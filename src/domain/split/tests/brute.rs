@@ -150,7 +150,7 @@ proptest! {
                     prop_assert_eq!(local, plan.branches.len(), "all can be local");
                 } else if strategy == Strategy::Fewest {
                     prop_assert_eq!(plan.branches.len(), *count);
-                    if placement == Placement::PreferLocal && *count as u32 > least {
+                    if placement == Placement::PreferLocal && *count > usize::try_from(least).unwrap() {
                         prop_assert_eq!(local, *locals);
                     }
                 }
