@@ -3,8 +3,10 @@
 //! Nothing here does I/O, reads a clock, or knows Kubernetes or gRPC. What comes in was parsed at the edge; what goes
 //! out is data for others to act on.
 
+pub mod duration;
 pub mod id;
 pub mod overhead;
+pub mod placement;
 pub mod policy;
 pub mod pool;
 pub mod quantity;

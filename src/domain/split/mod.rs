@@ -1,4 +1,24 @@
 //! The split: which branches make up a volume.
+//!
+//! [`plan`] takes the pools that pass the filters of [`super::placement`], one per filesystem of a node, and chooses
+//! among them by the policy's strategy. Rules that hold for every plan:
+//!
+//! - Branch sizes are multiples of the quantum, except that of one branch, which takes the rest and may use its pool to the
+//!   last byte. The others are at least one quantum.
+//! - The volume's capacity is what was asked for, to the byte. It is more only where the branch that takes the rest cannot
+//!   be made as small as the rest, and nothing else works; never more than the limit. Images are multiples of 4 KiB.
+//! - A volume is in a filesystem at most once: a second branch on the same disk buys nothing.
+//! - All strategies accept the same requests; they differ in what they choose.
+//!
+//! The time grows with the number of pools, the branches' number aside: filters look at each pool once, and only the best
+//! `maxBranches` pools of each format are sorted.
+
+mod fewest;
+mod fill;
+mod planner;
+mod refusal;
+mod shaped;
+mod space;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,6 +27,8 @@ use super::policy::{FsType, Policy};
 use super::pool::PoolView;
 use super::volume::VolumeMode;
 use super::{Bytes, NodeName, PoolName};
+use planner::Planner;
+use space::Real;
 
 /// What a branch is on its pool's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -94,16 +116,37 @@ pub struct Infeasible {
     pub pools: Vec<PoolVerdict>,
 }
 
+/// What `GetCapacity` and CSIStorageCapacity tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Capacity {
+    /// Usable bytes that all qualifying pools could give together, to several volumes.
+    pub total: Bytes,
+    /// Usable bytes of the largest volume that would work now; zero where none would.
+    pub maximum_volume_size: Bytes,
+    /// Usable bytes of the smallest volume that would get exactly what it asked for; zero where none would work.
+    pub minimum_volume_size: Bytes,
+}
+
 /// Splits `request` over `pools` under `policy`.
 ///
 /// # Errors
 /// [`Infeasible`] where no plan exists under the policy.
 pub fn plan(request: &Request, policy: &Policy, pools: &[PoolView]) -> Result<Plan, Infeasible> {
-    let _ = (request, policy, pools);
-    Err(Infeasible {
-        requested: request.size,
-        largest: Bytes::ZERO,
-        reason: String::new(),
-        pools: Vec::new(),
-    })
+    Planner::new(&Real, request, policy, pools).plan()
 }
+
+/// Usable bytes of the largest volume that [`plan`] would accept in place of `request.size`; zero where there is none.
+#[must_use]
+pub fn largest(request: &Request, policy: &Policy, pools: &[PoolView]) -> Bytes {
+    Planner::new(&Real, request, policy, pools).largest()
+}
+
+/// What there is for volumes like `request`, whatever its size.
+#[must_use]
+pub fn capacity(request: &Request, policy: &Policy, pools: &[PoolView]) -> Capacity {
+    Planner::new(&Real, request, policy, pools).capacity()
+}
+
+#[cfg(test)]
+mod tests;

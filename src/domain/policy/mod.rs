@@ -1,13 +1,41 @@
 //! How a claim may be split: the StorageClass parameters, parsed once.
+//!
+//! [`Policy::parse`] reads a StorageClass's `parameters`; [`parameters`] describes each of them. One table is behind both,
+//! so the documents and the command line cannot tell anything else than the parser does.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use snafu::Snafu;
 
 use super::Bytes;
 use super::pool::Media;
+
+pub mod mergerfs;
+mod parameters;
+
+pub use parameters::{Parameter, parameters};
+
+/// The largest `maxBranches`: each branch is an open directory, and mostly a loop device, of one MergerFS process.
+pub const MAX_BRANCHES: u32 = 256;
+
+/// The default of `maxBranches`.
+pub const DEFAULT_MAX_BRANCHES: u32 = 16;
+
+/// The default of `splitQuantum`.
+pub const DEFAULT_QUANTUM: Bytes = Bytes::gib(1);
+
+/// The smallest `splitQuantum`.
+pub const MIN_QUANTUM: Bytes = Bytes::mib(1);
+
+/// Sizes of images, and so of quanta, are multiples of it: the largest page and filesystem block size in common use.
+pub const GRAIN: Bytes = Bytes::new(4096);
+
+/// The default of `branchTimeout`.
+pub const DEFAULT_BRANCH_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Filesystem inside an image branch.
 #[derive(
@@ -87,6 +115,57 @@ pub enum OnBranchLoss {
     ServePartial,
 }
 
+impl FsType {
+    /// Its name, as `mount -t` takes it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
+        }
+    }
+}
+
+impl fmt::Display for FsType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A StorageClass parameter, or several together, cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Snafu)]
+pub enum ParamError {
+    /// There is no such parameter.
+    #[snafu(display("parameter {key:?} is not known{}", nearest.map(|n| format!("; did you mean {n:?}?")).unwrap_or_default()))]
+    Unknown {
+        /// The key as given.
+        key: String,
+        /// The known key that looks most like it.
+        nearest: Option<&'static str>,
+    },
+    /// Its value is not one of those allowed.
+    #[snafu(display("parameter {key}: {value:?} is not allowed: use {allowed}"))]
+    Value {
+        /// The key.
+        key: String,
+        /// The value as given.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// It cannot stand beside another.
+    #[snafu(display("parameters {key} and {other} contradict each other: {reason}"))]
+    Conflict {
+        /// The key.
+        key: String,
+        /// The other key.
+        other: String,
+        /// Why, and what to do.
+        reason: String,
+    },
+}
+
 /// The parsed StorageClass parameters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
@@ -123,3 +202,40 @@ pub struct Policy {
     /// `mergerfs.*`, allow-listed, keys without the prefix in the `a-b` style.
     pub mergerfs: BTreeMap<String, String>,
 }
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self {
+            quantum: DEFAULT_QUANTUM,
+            min_branches: 1,
+            max_branches: DEFAULT_MAX_BRANCHES,
+            strategy: Strategy::default(),
+            placement: Placement::default(),
+            node_selector: BTreeMap::new(),
+            pool_selector: BTreeMap::new(),
+            media: Vec::new(),
+            format: FormatChoice::default(),
+            accept_unenforced: false,
+            thin: false,
+            fs_type: FsType::default(),
+            on_branch_loss: OnBranchLoss::default(),
+            branch_timeout: DEFAULT_BRANCH_TIMEOUT,
+            union: UnionMode::default(),
+            mergerfs: BTreeMap::new(),
+        }
+    }
+}
+
+impl Policy {
+    /// Reads the parameters of a StorageClass. Keys under `csi.storage.k8s.io/` that Kubernetes adds are left aside, except
+    /// the filesystem type.
+    ///
+    /// # Errors
+    /// Every fault there is, in the order of the keys.
+    pub fn parse(given: &BTreeMap<String, String>) -> Result<Self, Vec<ParamError>> {
+        parameters::parse(given)
+    }
+}
+
+#[cfg(test)]
+mod tests;

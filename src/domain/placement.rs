@@ -1,0 +1,255 @@
+//! Which pools may hold branches of a volume, and in which format.
+//!
+//! Each filter has a name and gives its reason: a pool that does not qualify is told to the user with the figure or the
+//! label that decided. Nothing here allocates for a pool that qualifies.
+
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+
+use super::NodeName;
+use super::policy::{FormatChoice, FsType, Placement, Policy};
+use super::pool::{Enforcement, Media, PoolReport, PoolState, PoolView};
+use super::split::{BranchFormat, Request};
+use super::volume::VolumeMode;
+
+/// Why a pool cannot hold a branch of this volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejection<'a> {
+    /// Filter `state`: it is absent or read-only.
+    State {
+        /// How it is.
+        state: PoolState,
+        /// What its node says about it.
+        message: &'a str,
+    },
+    /// Filter `nodeSelector` or `poolSelector`: a label is missing or other.
+    Label {
+        /// The parameter.
+        selector: &'static str,
+        /// The label.
+        key: &'a str,
+        /// Its value in the selector.
+        wanted: &'a str,
+        /// Its value on the node or pool.
+        found: Option<&'a str>,
+    },
+    /// Filter `media`.
+    Media {
+        /// What it is on.
+        found: Media,
+        /// What the class allows.
+        allowed: &'a [Media],
+    },
+    /// Filter `placement`: only the consumer's node may hold branches, and it is on another.
+    NotConsumer {
+        /// The consumer's node.
+        consumer: &'a NodeName,
+    },
+    /// Filter `topology`: only the consumer's node may hold branches, and none will run on this one.
+    OutsideTopology,
+    /// Filter `format`: a directory's size cannot be enforced here, and the class does not accept that.
+    NotEnforced {
+        /// What its node says about it.
+        message: &'a str,
+    },
+    /// Filter `format`: images of this filesystem cannot be made here.
+    NoImages {
+        /// The filesystem; `None`: no images at all.
+        fs_type: Option<FsType>,
+    },
+    /// Filter `format`: the class wants directories, the volume is a block device.
+    DirectoryBlock,
+}
+
+impl Rejection<'_> {
+    /// A few words that are the same for pools rejected alike, to be counted.
+    #[must_use]
+    pub fn brief(&self) -> String {
+        match self {
+            Self::State { state, .. } => state_word(*state).to_owned(),
+            Self::Label { selector, key, wanted, .. } => format!("outside {selector} {key}={wanted}"),
+            Self::Media { found, allowed } => {
+                let allowed: Vec<&str> = allowed.iter().map(|media| media_word(*media)).collect();
+                format!("media {} not in {}", media_word(*found), allowed.join(","))
+            }
+            Self::NotConsumer { .. } => "not on the consumer's node".to_owned(),
+            Self::OutsideTopology => "outside the topology".to_owned(),
+            Self::NotEnforced { .. } => "without size enforcement".to_owned(),
+            Self::NoImages { fs_type: Some(fs_type) } => format!("without {fs_type} images"),
+            Self::NoImages { fs_type: None } => "without images".to_owned(),
+            Self::DirectoryBlock => "with branchFormat directory".to_owned(),
+        }
+    }
+}
+
+/// A sentence for people.
+impl fmt::Display for Rejection<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::State { state, message: "" } => {
+                write!(f, "the pool is {}", state_word(*state))
+            }
+            Self::State { state, message } => write!(f, "the pool is {}: {message}", state_word(*state)),
+            Self::Label { selector, key, wanted, found: Some(found) } => {
+                write!(f, "{selector} asks for {key}={wanted}, here it is {found:?}")
+            }
+            Self::Label { selector, key, wanted, found: None } => {
+                write!(f, "{selector} asks for {key}={wanted}, here is no label {key}")
+            }
+            Self::Media { .. } => write!(f, "{}", self.brief()),
+            Self::NotConsumer { consumer } => {
+                write!(f, "placement local allows branches on the consumer's node {consumer} only")
+            }
+            Self::OutsideTopology => {
+                write!(f, "placement local needs a node that may use the volume, and this one may not")
+            }
+            Self::NotEnforced { message } => {
+                write!(f, "it cannot enforce the size of a directory branch")?;
+                if !message.is_empty() {
+                    write!(f, " ({message})")?;
+                }
+                write!(f, "; enforcement none would accept that")
+            }
+            Self::NoImages { fs_type: Some(fs_type) } => {
+                write!(f, "it cannot hold images with {fs_type}: mkfs or the kernel's support is missing")
+            }
+            Self::NoImages { fs_type: None } => write!(f, "it cannot hold images"),
+            Self::DirectoryBlock => {
+                write!(f, "branchFormat directory cannot serve a block volume: use image or auto")
+            }
+        }
+    }
+}
+
+const fn state_word(state: PoolState) -> &'static str {
+    match state {
+        PoolState::Ready => "ready",
+        PoolState::Absent => "absent",
+        PoolState::ReadOnly => "read-only",
+    }
+}
+
+const fn media_word(media: Media) -> &'static str {
+    match media {
+        Media::Nvme => "nvme",
+        Media::Ssd => "ssd",
+        Media::Hdd => "hdd",
+        Media::Unknown => "unknown",
+    }
+}
+
+/// The filters of one request.
+#[derive(Debug)]
+pub struct Filters<'a> {
+    request: &'a Request,
+    policy: &'a Policy,
+    topology: HashSet<&'a NodeName>,
+}
+
+impl<'a> Filters<'a> {
+    /// The filters for `request` under `policy`.
+    #[must_use]
+    pub fn new(request: &'a Request, policy: &'a Policy) -> Self {
+        Self { request, policy, topology: request.topology.iter().collect() }
+    }
+
+    /// The format that a branch would have in this pool, or the first filter that it does not pass.
+    ///
+    /// # Errors
+    /// Why it does not qualify.
+    pub fn admit<'v>(&self, view: &'v PoolView) -> Result<BranchFormat, Rejection<'v>>
+    where
+        'a: 'v,
+    {
+        state(&view.pool)?;
+        selector("nodeSelector", &self.policy.node_selector, &view.node_labels)?;
+        selector("poolSelector", &self.policy.pool_selector, &view.pool.labels)?;
+        self.media(&view.pool)?;
+        self.placement(&view.node)?;
+        self.format(&view.pool)
+    }
+
+    /// True where the node comes first under `preferLocal`: it is the consumer's or, while that is not known, one of those
+    /// that may become it.
+    #[must_use]
+    pub fn is_local(&self, node: &NodeName) -> bool {
+        match &self.request.consumer {
+            Some(consumer) => consumer == node,
+            None => self.topology.contains(node),
+        }
+    }
+
+    fn media<'v>(&self, pool: &'v PoolReport) -> Result<(), Rejection<'v>>
+    where
+        'a: 'v,
+    {
+        let allowed = &self.policy.media;
+        if allowed.is_empty() || allowed.contains(&pool.media) {
+            Ok(())
+        } else {
+            Err(Rejection::Media { found: pool.media, allowed })
+        }
+    }
+
+    /// Branches may lie on nodes where the volume is not used: the topology says where consumers run. Only where the
+    /// placement binds them together does it restrict branches.
+    fn placement(&self, node: &NodeName) -> Result<(), Rejection<'a>> {
+        if self.policy.placement != Placement::Local {
+            return Ok(());
+        }
+        if !self.topology.is_empty() && !self.topology.contains(node) {
+            return Err(Rejection::OutsideTopology);
+        }
+        match &self.request.consumer {
+            Some(consumer) if consumer != node => Err(Rejection::NotConsumer { consumer }),
+            _ => Ok(()),
+        }
+    }
+
+    /// `auto` takes a directory where its size is enforced. The other half of the rule, that every consumer the volume
+    /// may have can reach a directory, holds for as long as volumes are used on the branches' own node; it belongs here
+    /// when transports come.
+    fn format<'v>(&self, pool: &'v PoolReport) -> Result<BranchFormat, Rejection<'v>> {
+        let fs_type = self.policy.fs_type;
+        let enforced = pool.enforcement != Enforcement::None;
+        let directory = enforced || self.policy.accept_unenforced;
+        let image = pool.image_filesystems.contains(&fs_type);
+        match (self.request.mode, self.policy.format) {
+            (VolumeMode::Block, FormatChoice::Directory) => Err(Rejection::DirectoryBlock),
+            // A raw image needs no mkfs, only a pool that can hold images.
+            (VolumeMode::Block, _) if pool.image_filesystems.is_empty() => {
+                Err(Rejection::NoImages { fs_type: None })
+            }
+            (VolumeMode::Block, _) => Ok(BranchFormat::Image),
+            (VolumeMode::Filesystem, FormatChoice::Auto) if enforced => Ok(BranchFormat::Directory),
+            (VolumeMode::Filesystem, FormatChoice::Directory) if directory => Ok(BranchFormat::Directory),
+            (VolumeMode::Filesystem, FormatChoice::Directory) => {
+                Err(Rejection::NotEnforced { message: &pool.enforcement_message })
+            }
+            (VolumeMode::Filesystem, _) if image => Ok(BranchFormat::Image),
+            (VolumeMode::Filesystem, FormatChoice::Auto) if directory => Ok(BranchFormat::Directory),
+            (VolumeMode::Filesystem, _) => Err(Rejection::NoImages { fs_type: Some(fs_type) }),
+        }
+    }
+}
+
+fn state(pool: &PoolReport) -> Result<(), Rejection<'_>> {
+    match pool.state {
+        PoolState::Ready => Ok(()),
+        state => Err(Rejection::State { state, message: &pool.message }),
+    }
+}
+
+fn selector<'v>(
+    selector: &'static str,
+    wanted: &'v BTreeMap<String, String>,
+    labels: &'v BTreeMap<String, String>,
+) -> Result<(), Rejection<'v>> {
+    for (key, wanted) in wanted {
+        let found = labels.get(key).map(String::as_str);
+        if found != Some(wanted) {
+            return Err(Rejection::Label { selector, key, wanted, found });
+        }
+    }
+    Ok(())
+}
