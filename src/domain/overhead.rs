@@ -30,13 +30,14 @@ pub fn usable(size: Bytes, fs: Option<FsType>) -> Bytes {
     if size < minimum(fs) {
         return Bytes::ZERO;
     }
-    // What is beyond the last whole block is of no use to a filesystem.
-    let whole = size.get() / BLOCK * BLOCK;
+    // In steps: each of the sums below has parts that jump by a block or more, and a step is larger than all of them
+    // together, so that a larger image never has less.
+    let whole = |step: u64| size.get() / step * step;
     Bytes::new(match fs {
         None => size.get(),
-        Some(FsType::Ext4) => ext4_usable(whole),
-        Some(FsType::Xfs) => xfs_usable(whole),
-        Some(FsType::Btrfs) => btrfs_usable(whole),
+        Some(FsType::Ext4) => ext4_usable(whole(16 * BLOCK)),
+        Some(FsType::Xfs) => xfs_usable(whole(MIB)),
+        Some(FsType::Btrfs) => btrfs_usable(whole(BLOCK)),
     })
 }
 
@@ -228,6 +229,28 @@ mod tests {
                 let now = usable(Bytes::new(edge + blocks * BLOCK), Some(FsType::Ext4));
                 assert!(now >= last, "at group {group} + {blocks} blocks");
                 last = now;
+            }
+        }
+    }
+
+    #[test]
+    fn no_size_decreases_where_a_figure_jumps() {
+        for fs in ALL {
+            for edge in [
+                64 * MIB,
+                128 * MIB,
+                256 * MIB,
+                640 * MIB,
+                2560 * MIB,
+                16 * GIB,
+                50 * GIB,
+                2048 * GIB,
+                2560 * GIB,
+            ] {
+                let first = edge / BLOCK - 5000;
+                let all: Vec<_> =
+                    (first..first + 10_000).map(|b| usable(Bytes::new(b * BLOCK), fs)).collect();
+                assert!(all.is_sorted(), "{fs:?} around {edge}");
             }
         }
     }

@@ -91,6 +91,26 @@ impl HostError {
     }
 }
 
+impl HostError {
+    /// Nothing is there (ENOENT).
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.errno() == Some(libc::ENOENT)
+    }
+
+    /// The filesystem or a quota has no room (ENOSPC, EDQUOT).
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+    }
+
+    /// The filesystem cannot do it at all (EOPNOTSUPP), or not at this size (EFBIG).
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self.errno(), Some(libc::EOPNOTSUPP | libc::EFBIG))
+    }
+}
+
 /// Names the call and what it was made on; for `map_err`.
 pub(crate) fn failed<E: Into<io::Error>>(
     call: &'static str,

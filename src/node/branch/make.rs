@@ -83,10 +83,10 @@ impl Branches {
             Ok(reservation) => reservation,
             Err(Refused::NoRoom(allocatable)) => return Err(no_room(allocatable)),
             // The filesystem knows best what it has; its own needs for a large file are in no figure.
-            Err(Refused::Failed(e)) if matches!(e.errno(), Some(libc::ENOSPC | libc::EDQUOT)) => {
+            Err(Refused::Failed(e)) if e.is_no_room() => {
                 return Err(no_room(Bytes::ZERO));
             }
-            Err(Refused::Failed(e)) if matches!(e.errno(), Some(libc::EOPNOTSUPP | libc::EFBIG)) => {
+            Err(Refused::Failed(e)) if e.is_unsupported() => {
                 return branch_error::UnfitSnafu {
                     branch: spec.id.clone(),
                     pool: spec.pool.clone(),

@@ -167,7 +167,7 @@ impl Pools {
         // The first question, because it alone has a bound: a disk that hangs holds nothing else up.
         let space = match self.host.space(path, ANSWER_BOUND) {
             Ok(space) => space,
-            Err(e) if e.errno() == Some(libc::ENOENT) => {
+            Err(e) if e.is_missing() => {
                 return Err(format!(
                     "{} does not exist: mount the pool's disk and make the directory",
                     path.display()
