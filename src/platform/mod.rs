@@ -19,6 +19,7 @@ pub mod namespace;
 pub mod process;
 pub mod quota;
 pub mod space;
+pub mod trial;
 pub mod xattr;
 
 use std::io;
