@@ -8,3 +8,4 @@ mod overhead;
 mod platform;
 mod pool;
 mod support;
+mod union;

@@ -223,7 +223,7 @@ proptest! {
             if let Some(value) = &setting.value {
                 prop_assert!(confirmed(&setting, value));
                 let complaint = format!("fuse: unknown option `{}={value}'", setting.name);
-                prop_assert_eq!(refused_option(&complaint).as_deref(), Some(setting.key));
+                prop_assert_eq!(refused_option(&complaint), Some(setting.key.to_owned()));
             }
         }
     }

@@ -88,8 +88,9 @@ impl Launch<'_> {
             .map_err(|error| self.request(error.to_string()))?;
         self.prepare_mount_point()?;
         let log_start = self.prepare_log()?;
-        let process =
-            self.host.spawn_detached(&self.command(&settings, &branches)).map_err(host("start mergerfs"))?;
+        let process = self.host.spawn_detached(&self.command(&settings, &branches)).map_err(|error| {
+            UnionError::Start { volume: self.spec.volume.clone(), reason: error.to_string() }
+        })?;
         let outcome = started(&process)
             .and_then(|()| self.wait_for_mount(&process, log_start))
             .and_then(|entry| self.check(&entry, &settings, &branches).map(|()| entry));
@@ -120,6 +121,7 @@ impl Launch<'_> {
             log: self.log.clone(),
             cgroup: cgroup(&self.spec.volume),
             open_files: OPEN_FILES,
+            host_namespace: false,
         }
     }
 

@@ -18,6 +18,7 @@ pub async fn watch_exit(host_: &Host, process: &ProcessId) -> Result<(), UnionEr
         let subject = format!("process {}", process.pid);
         UnionError::Host { action: "watch mergerfs", source: HostError::Syscall { call: "poll", subject, source } }
     };
+    #[expect(deprecated, reason = "its successor is unsafe for types that may change their descriptor; this one does not")]
     let watched = AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(watching)?;
     watched.readable().await.map(|_| ()).map_err(watching)
 }
