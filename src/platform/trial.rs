@@ -1,7 +1,9 @@
 //! Trying what a filesystem really does, where its word is not enough.
+//!
+//! These calls write to the filesystem: they are for scratch ones.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -39,6 +41,21 @@ impl Host {
         let file = path.to_owned();
         match self.probes.ask(path, bound, move || try_io(&file))? {
             Some(result) => result.map_err(failed("read and write", path)),
+            None => Err(late("I/O", path, bound)),
+        }
+    }
+
+    /// Appends 64 KiB `blocks` times to the file at `path`, made where missing, and reads it all again: whether everything
+    /// is there and in its place. False as well where the filesystem is full.
+    ///
+    /// # Errors
+    /// I/O fails otherwise, or a timeout.
+    pub fn try_append(&self, path: &Path, blocks: u8, bound: Duration) -> Result<bool> {
+        self.enter("try appending", path)?;
+        let file = path.to_owned();
+        match self.probes.ask(path, bound, move || try_append(&file, blocks))? {
+            Some(Err(error)) if error.kind() == ErrorKind::StorageFull => Ok(false),
+            Some(result) => result.map_err(failed("append and read", path)),
             None => Err(late("I/O", path, bound)),
         }
     }
@@ -113,6 +130,19 @@ fn try_io(path: &Path) -> io::Result<IoTrial> {
     }
     std::fs::remove_file(path)?;
     Ok(trial)
+}
+
+fn try_append(path: &Path, blocks: u8) -> io::Result<bool> {
+    let mut wanted = Vec::new();
+    {
+        let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+        for block in 1..=blocks {
+            let content = [block; 64 * 1024];
+            file.write_all(&content)?;
+            wanted.extend_from_slice(&content);
+        }
+    }
+    Ok(std::fs::read(path)? == wanted)
 }
 
 /// Direct I/O that the filesystem does not do is no failure.

@@ -42,7 +42,8 @@ fn a_signal_ends_a_union_that_is_held() {
         for number in [libc::SIGTERM, libc::SIGINT] {
             let stop = StopSignals::listen().expect("signals");
             let merged = merge(&machine.host, &machine.settings, &request).expect("merged");
-            nix::sys::signal::raise(nix::sys::signal::Signal::try_from(number).expect("signal")).expect("raise");
+            nix::sys::signal::raise(nix::sys::signal::Signal::try_from(number).expect("signal"))
+                .expect("raise");
             tokio::time::timeout(Duration::from_secs(20), hold(&machine.host, &merged, stop))
                 .await
                 .expect("in time")

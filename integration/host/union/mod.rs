@@ -29,8 +29,11 @@ impl Machine {
     /// Disks of these sizes in MiB, each with a branch.
     fn with_disks(mib: &[u64]) -> Self {
         let scratch = Scratch::new();
-        let branches: Vec<PathBuf> =
-            mib.iter().enumerate().map(|(n, mib)| disk(&scratch, &format!("disk{n}"), "ext4", *mib)).collect();
+        let branches: Vec<PathBuf> = mib
+            .iter()
+            .enumerate()
+            .map(|(n, mib)| disk(&scratch, &format!("disk{n}"), "ext4", *mib))
+            .collect();
         Self::over(scratch, branches)
     }
 
@@ -117,10 +120,8 @@ impl Drop for Machine {
     /// Ends what serves this machine's directories, also after a failure.
     fn drop(&mut self) {
         for pid in processes_of(self.scratch.path()) {
-            let _ = nix::sys::signal::kill(
-                nix::unistd::Pid::from_raw(pid),
-                nix::sys::signal::Signal::SIGKILL,
-            );
+            let _ =
+                nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGKILL);
         }
     }
 }

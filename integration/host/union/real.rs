@@ -48,32 +48,77 @@ fn small_branches_take_new_files() {
     unions.stop(&volume(), false).expect("stop");
 }
 
+/// Makes the first branch nearly full.
+fn fill_first(machine: &Machine, leave_mib: u64) {
+    let free = machine.host.space(&machine.branches[0], Duration::from_secs(5)).expect("space").available;
+    let filler = usize::try_from((free >> 20) - leave_mib).expect("small");
+    write_mib(&machine.branches[0].join("data/filler"), filler).expect("filler");
+}
+
 #[test]
-fn new_files_go_where_there_is_room_and_a_file_that_outgrows_its_branch_is_moved() {
+fn new_files_go_where_there_is_room() {
     let machine = Machine::with_disks(&[24, 64]);
     let unions = machine.working_agent();
-    let spec = UnionSpec { smallest: Bytes::mib(24), ..machine.spec() };
-    // The file begins on the small disk, which then has room for 4 MiB more.
-    std::fs::write(machine.branches[0].join("data/grows"), "start").expect("file");
-    let free = machine.host.space(&machine.branches[0], Duration::from_secs(5)).expect("space").available;
-    let filler = usize::try_from(free >> 20).expect("small") - 4;
-    write_mib(&machine.branches[0].join("data/filler"), filler).expect("filler");
-    unions.ensure(&spec).expect("a union");
-    let data = spec.mount_point.join("data");
-    write_mib(&data.join("new"), 2).expect("new file");
-    {
-        use std::io::Write;
-        let mut file = std::fs::OpenOptions::new().append(true).open(data.join("grows")).expect("open");
-        let block = vec![7_u8; 1 << 20];
-        for _ in 0..12 {
-            file.write_all(&block).expect("more than its branch has is written all the same");
-        }
-        file.sync_all().expect("sync");
+    fill_first(&machine, 0);
+    unions.ensure(&UnionSpec { smallest: Bytes::mib(24), ..machine.spec() }).expect("a union");
+    for n in 0..20 {
+        write_mib(&machine.spec().mount_point.join(format!("data/new{n}")), 1)
+            .expect("the other disk has room");
     }
-    let moved = machine.branches[1].join("data/grows");
-    assert_eq!(std::fs::metadata(&moved).expect("moved to the large disk").len(), (12 << 20) + 5);
-    assert!(!machine.branches[0].join("data/grows").exists(), "it was moved, not copied");
     unions.stop(&volume(), false).expect("stop");
+}
+
+/// MergerFS 2.33.5 with `moveonenospc` puts zeros in front of such a file.
+#[test]
+fn a_file_that_outgrows_its_branch_is_moved_whole_or_its_writer_is_told() {
+    use std::io::Write;
+    for append in [true, false] {
+        let machine = Machine::with_disks(&[24, 64]);
+        let unions = machine.working_agent();
+        std::fs::write(machine.branches[0].join("data/grows"), "").expect("file");
+        fill_first(&machine, 4);
+        unions.ensure(&UnionSpec { smallest: Bytes::mib(24), ..machine.spec() }).expect("a union");
+        let grows = machine.spec().mount_point.join("data/grows");
+        let mut options = std::fs::OpenOptions::new();
+        let mut file = options.write(true).append(append).open(&grows).expect("open");
+        let mut written = Vec::new();
+        let mut told = None;
+        for n in 0..12_u8 {
+            let block = vec![n + 1; 1 << 20];
+            match file.write_all(&block) {
+                Ok(()) => written.extend(block),
+                Err(error) => told = Some(error),
+            }
+            if told.is_some() {
+                break;
+            }
+        }
+        drop(file);
+        let found = std::fs::read(&grows).expect("read");
+        assert!(found.starts_with(&written), "append {append}: what was written is not what is there");
+        match told {
+            Some(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::ENOSPC));
+                assert!(!unions.abilities().moves_files, "the self-test says that files are moved");
+            }
+            None => {
+                assert!(unions.abilities().moves_files, "the self-test says that files are not moved");
+                assert!(machine.branches[1].join("data/grows").exists());
+            }
+        }
+        unions.stop(&volume(), false).expect("stop");
+    }
+}
+
+#[test]
+fn a_class_cannot_ask_for_moving_where_it_damages_files() {
+    let machine = Machine::with_directories(2);
+    let unions = machine.working_agent();
+    let mut spec = machine.spec();
+    spec.options.insert("moveonenospc".to_owned(), "mfs".to_owned());
+    assert_eq!(unions.ensure(&spec).is_ok(), unions.abilities().moves_files);
+    unions.stop(&volume(), false).expect("stop");
+    machine.assert_clean();
 }
 
 #[test]

@@ -85,12 +85,13 @@ pub(super) const TABLE: &[Known] = &[
     Known { essential: true, ..ours("fsname", Kind::Text) },
     Known { essential: true, ..open("category.create", Kind::Word(CREATE)) },
     open("func.getattr", Kind::Word(&["ff", "newest"])),
-    Known {
-        since: Version::new(2, 36, 0),
-        ..open("func.readdir", Kind::Word(&["seq", "cosr", "cor"]))
-    },
+    Known { since: Version::new(2, 36, 0), ..open("func.readdir", Kind::Word(&["seq", "cosr", "cor"])) },
     Known { essential: true, ..open("minfreespace", Kind::Size) },
-    open("moveonenospc", Kind::Word(&["false", "ff", "lfs", "lus", "mfs", "pfrd", "rand"])),
+    // Later versions move by default, so it must be said either way.
+    Known {
+        essential: true,
+        ..open("moveonenospc", Kind::Word(&["false", "ff", "lfs", "lus", "mfs", "pfrd", "rand"]))
+    },
     open(
         "inodecalc",
         Kind::Word(&[

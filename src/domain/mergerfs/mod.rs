@@ -46,6 +46,9 @@ pub struct Wanted<'a> {
     pub read_only: bool,
     /// I/O passthrough is to be used; only where it was seen to work.
     pub passthrough: bool,
+    /// This program moves a file that outgrows its branch, and was seen to keep it whole. MergerFS 2.33.5 does not: a file
+    /// that is written with `O_APPEND` comes out with zeros of its old length in front.
+    pub moves: bool,
     /// Options of node and class, keys in the `a-b` style; they win over ours.
     pub overrides: &'a BTreeMap<String, String>,
     /// Keys (`a-b` style) that this program was seen to refuse; left out where they are ours.
@@ -85,6 +88,15 @@ pub enum OptionsError {
         /// Which, and why.
         source: InvalidOption,
     },
+    /// The option destroys data with this program.
+    #[snafu(display(
+        "mergerfs {version} here does not keep files whole that it moves (seen in the self-test at start): remove the \
+         option moveonenospc or install a newer mergerfs"
+    ))]
+    Unsafe {
+        /// The version here.
+        version: Version,
+    },
     /// The option came with a later version.
     #[snafu(display(
         "mergerfs {version} has no option {key}, which came with {since}: remove it or install a newer mergerfs"
@@ -103,8 +115,8 @@ pub enum OptionsError {
 /// most 64 MiB, but never more than a quarter of that branch.
 ///
 /// MergerFS's own default of 4 GiB makes small branches unwritable. Small here means that a volume can be filled: what
-/// lies below this limit on each branch takes growing files but no new ones. A file that outgrows its branch is moved by
-/// `moveonenospc`.
+/// lies below this limit on each branch takes growing files but no new ones. A file that outgrows its branch is moved where
+/// the program can do that without harm, and is told ENOSPC elsewhere.
 #[must_use]
 pub fn minfreespace(smallest: Bytes) -> Bytes {
     let share = (smallest.get() / 256).clamp(1 << 20, 64 << 20);
@@ -118,6 +130,9 @@ pub fn minfreespace(smallest: Bytes) -> Bytes {
 pub fn options(version: Version, wanted: &Wanted<'_>) -> Result<Vec<Setting>, OptionsError> {
     for (key, value) in wanted.overrides {
         check_option(key, value)?;
+        if key == "moveonenospc" && value != "false" && !wanted.moves {
+            return UnsafeSnafu { version }.fail();
+        }
     }
     let dialect = version.dialect();
     let mut settings = flags(version, wanted);
@@ -167,7 +182,9 @@ fn default_value(known: &Known, wanted: &Wanted<'_>) -> Option<String> {
         "fsname" => wanted.fsname.to_owned(),
         "minfreespace" => minfreespace(wanted.smallest).to_string(),
         // Random, weighted by free space: concurrent creates spread over the branches, and no path is tied to one.
-        "category.create" | "moveonenospc" => "pfrd".to_owned(),
+        "category.create" => "pfrd".to_owned(),
+        "moveonenospc" if wanted.moves => "pfrd".to_owned(),
+        "moveonenospc" => "false".to_owned(),
         "inodecalc" => "hybrid-hash".to_owned(),
         // Pages stay cached over an open while size and time of the file stay the same. Needed for shared mmap before
         // Linux 6.6 and for passthrough.
@@ -175,7 +192,9 @@ fn default_value(known: &Known, wanted: &Wanted<'_>) -> Option<String> {
         "cache.attr" | "cache.entry" => CACHE_SECONDS.to_string(),
         "cache.negative-entry" => "5".to_owned(),
         "cache.readdir" | "cache.symlinks" => "true".to_owned(),
-        "cache.statfs" => "3".to_owned(),
+        // For this long new files go to a branch that is full by now: a file can be moved, but where it cannot, each
+        // create asks the branches.
+        "cache.statfs" => if wanted.moves { "1" } else { "0" }.to_owned(),
         // The mount is nosuid, where file capabilities mean nothing, and the question comes with every write.
         "security-capability" | "export-support" => "false".to_owned(),
         "statfs-ignore" => "ro".to_owned(),

@@ -24,7 +24,8 @@ pub fn check_branch_path(path: &Path) -> Result<&str, BadBranchPath> {
     if !path.is_absolute() {
         return Err(bad("it is not absolute"));
     }
-    if text.contains([':', '=', ',', '*', '?', '[', ']', '{', '}', '~', '\\']) || text.contains(char::is_control)
+    if text.contains([':', '=', ',', '*', '?', '[', ']', '{', '}', '~', '\\'])
+        || text.contains(char::is_control)
     {
         return Err(bad("it holds a character with a meaning"));
     }

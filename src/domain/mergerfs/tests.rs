@@ -14,6 +14,7 @@ fn wanted(overrides: &BTreeMap<String, String>) -> Wanted<'_> {
         smallest: Bytes::gib(1),
         read_only: false,
         passthrough: false,
+        moves: true,
         overrides,
         refused: &[],
     }
@@ -40,7 +41,9 @@ fn the_version_is_found_in_what_each_release_prints() {
     ] {
         assert_eq!(Version::parse(printed), Some(version), "{printed:?}");
     }
-    for nonsense in ["", "hello", "usage: cat [FILE]", "mergerfs version: unknown", "2", "v.1.2", "99999999.1.1"] {
+    for nonsense in
+        ["", "hello", "usage: cat [FILE]", "mergerfs version: unknown", "2", "v.1.2", "99999999.1.1"]
+    {
         assert_eq!(Version::parse(nonsense), None, "{nonsense:?}");
     }
 }
@@ -59,7 +62,7 @@ fn a_2_33_gets_the_options_that_it_has_in_its_words() {
         given(V2_33, &wanted(&BTreeMap::new())),
         "allow_other,use_ino,fsname=pvc-1,category.create=pfrd,minfreespace=4194304,moveonenospc=pfrd,\
          inodecalc=hybrid-hash,cache.files=auto-full,cache.attr=60,cache.entry=60,cache.negative_entry=5,\
-         cache.readdir=true,cache.symlinks=true,cache.statfs=3,security_capability=false,statfs_ignore=ro,threads=16"
+         cache.readdir=true,cache.symlinks=true,cache.statfs=1,security_capability=false,statfs_ignore=ro,threads=16"
     );
 }
 
@@ -69,7 +72,7 @@ fn a_2_40_mixes_underscores_and_dashes() {
         given(V2_40, &wanted(&BTreeMap::new())),
         "fsname=pvc-1,category.create=pfrd,minfreespace=4194304,moveonenospc=pfrd,inodecalc=hybrid-hash,\
          cache.files=auto-full,cache.attr=60,cache.entry=60,cache.negative_entry=5,cache.readdir=true,\
-         cache.symlinks=true,cache.statfs=3,security_capability=false,statfs_ignore=ro,export-support=false,\
+         cache.symlinks=true,cache.statfs=1,security_capability=false,statfs_ignore=ro,export-support=false,\
          process-thread-count=16"
     );
 }
@@ -82,7 +85,7 @@ fn a_2_42_has_passthrough_where_it_works() {
         given(V2_42, &on),
         "fsname=pvc-1,category.create=pfrd,minfreespace=4194304,moveonenospc=pfrd,inodecalc=hybrid-hash,\
          cache.files=auto-full,cache.attr=60,cache.entry=60,cache.negative-entry=5,cache.readdir=true,\
-         cache.symlinks=true,cache.statfs=3,security-capability=false,statfs-ignore=ro,export-support=false,\
+         cache.symlinks=true,cache.statfs=1,security-capability=false,statfs-ignore=ro,export-support=false,\
          process-thread-count=16,passthrough.io=rw"
     );
     assert!(given(V2_42, &wanted(&overrides)).ends_with("passthrough.io=off"));
@@ -105,21 +108,39 @@ fn an_option_that_this_version_lacks_is_an_error_and_not_ignored() {
 
 #[test]
 fn what_a_program_refused_is_left_out_unless_it_is_essential_or_asked_for() {
-    let overrides = set(&[("cache.statfs", "1")]);
+    let overrides = set(&[("cache.statfs", "9")]);
     let refused = ["cache.statfs", "cache.attr", "category.create"].map(str::to_owned);
     let given = given(V2_33, &Wanted { refused: &refused, ..wanted(&overrides) });
-    assert!(given.contains("cache.statfs=1"), "{given}");
+    assert!(given.contains("cache.statfs=9"), "{given}");
     assert!(!given.contains("cache.attr"), "{given}");
     assert!(given.contains("category.create=pfrd"), "{given}");
 }
 
 #[test]
+fn a_program_that_damages_files_when_it_moves_them_is_told_not_to() {
+    let none = BTreeMap::new();
+    let given = given(V2_42, &Wanted { moves: false, ..wanted(&none) });
+    assert!(given.contains("moveonenospc=false"), "later versions move by default: {given}");
+    assert!(given.contains("cache.statfs=0"), "{given}");
+    let asked = set(&[("moveonenospc", "mfs")]);
+    let error = options(V2_33, &Wanted { moves: false, ..wanted(&asked) }).unwrap_err();
+    assert!(error.to_string().contains("does not keep files whole"), "{error}");
+    let asked = set(&[("moveonenospc", "false")]);
+    assert!(options(V2_33, &Wanted { moves: false, ..wanted(&asked) }).is_ok());
+}
+
+#[test]
 fn options_that_lead_out_of_the_volume_or_break_supervision_are_refused() {
-    for key in ["follow-symlinks", "link-exdev", "rename-exdev", "symlinkify", "security-capability", "fsname"] {
+    for key in
+        ["follow-symlinks", "link-exdev", "rename-exdev", "symlinkify", "security-capability", "fsname"]
+    {
         assert!(check_option(key, "x").unwrap_err().to_string().contains("cannot be set"), "{key}");
     }
     assert!(check_option("xattr", "nosys").is_err());
-    assert!(check_option("category.create", "epmfs").is_err(), "path-preserving policies give ENOSPC too early");
+    assert!(
+        check_option("category.create", "epmfs").is_err(),
+        "path-preserving policies give ENOSPC too early"
+    );
     assert!(check_option("cache.writeback", "true").unwrap_err().to_string().contains("too late"));
 }
 
@@ -186,7 +207,8 @@ fn branch_lists_hold_plain_absolute_paths_only() {
     let paths = ["/b/one", "/b/two words"];
     assert_eq!(branch_list(&paths, false).unwrap(), "/b/one=RW:/b/two words=RW");
     assert_eq!(branch_list(&paths, true).unwrap(), "/b/one=RO:/b/two words=RO");
-    for bad in ["relative", "/a:b", "/a=RW", "/a,b", "/a*", "/a?", "/a[b]", "/{a,b}", "/a\nb", "/a\\b", "/~"] {
+    for bad in ["relative", "/a:b", "/a=RW", "/a,b", "/a*", "/a?", "/a[b]", "/{a,b}", "/a\nb", "/a\\b", "/~"]
+    {
         assert!(check_branch_path(Path::new(bad)).is_err(), "{bad}");
     }
     use std::os::unix::ffi::OsStrExt;

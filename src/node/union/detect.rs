@@ -24,6 +24,8 @@ pub struct Program {
     pub version: Version,
     /// Options (`a-b` style) that it was seen to refuse and that a union can do without.
     pub refused: Vec<String>,
+    /// It was seen to move a file that outgrows its branch, whole.
+    pub moves: bool,
 }
 
 /// Finds the configured program: an absolute path, or a name in `PATH`.
@@ -38,7 +40,7 @@ pub(super) fn find(host: &Host, configured: &Path) -> Result<Program, String> {
             Version::MINIMUM
         ));
     }
-    Ok(Program { path, version, refused: Vec::new() })
+    Ok(Program { path, version, refused: Vec::new(), moves: false })
 }
 
 fn locate(configured: &Path) -> Result<PathBuf, String> {

@@ -27,6 +27,10 @@ const LOG_MAX: u64 = 1 << 20;
 /// Given to a process to end by itself before it is killed.
 const END_BOUND: Duration = Duration::from_secs(2);
 
+/// How long a mount may be busy before it is in use: a child of this program that is just being started has, for a
+/// moment, the descriptors by which mounts are asked how they are.
+const BUSY_BOUND: Duration = Duration::from_millis(250);
+
 /// What is to be launched, and how.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
@@ -63,6 +67,7 @@ impl Launch<'_> {
             smallest: self.spec.smallest,
             read_only: self.spec.read_only,
             passthrough: self.passthrough,
+            moves: self.program.moves,
             overrides: self.overrides,
             refused: &self.program.refused,
         };
@@ -306,8 +311,14 @@ pub(super) fn dismantle(
 
 /// Unmounts all MergerFS mounts at `mount_point`.
 pub(super) fn unmount_all(host_: &Host, mount_point: &Path, lazy: bool) -> Result<(), UnionError> {
+    let deadline = Instant::now() + BUSY_BOUND;
     while mounted_at(host_, mount_point)?.is_some() {
-        host_.unmount(mount_point, lazy).map_err(host("unmount the union"))?;
+        match host_.unmount(mount_point, lazy) {
+            Err(error) if error.errno() == Some(libc::EBUSY) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            outcome => outcome.map(|_| ()).map_err(host("unmount the union"))?,
+        }
     }
     Ok(())
 }

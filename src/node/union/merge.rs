@@ -55,8 +55,7 @@ pub fn merge(
     request: &MergeRequest,
 ) -> Result<Merged, UnionError> {
     let spec = spec(host_, settings, request)?;
-    let program =
-        detect::find(host_, &settings.path).map_err(|reason| UnionError::NoMergerfs { reason })?;
+    let program = detect::find(host_, &settings.path).map_err(|reason| UnionError::NoMergerfs { reason })?;
     let launch = Launch {
         host: host_,
         program: &program,
@@ -76,11 +75,7 @@ pub fn merge(
     })
 }
 
-fn spec(
-    host_: &Host,
-    settings: &MergerfsSettings,
-    request: &MergeRequest,
-) -> Result<UnionSpec, UnionError> {
+fn spec(host_: &Host, settings: &MergerfsSettings, request: &MergeRequest) -> Result<UnionSpec, UnionError> {
     let name = request.target.file_name().unwrap_or_default().to_string_lossy();
     let volume = VolumeId::from_request_name(&format!("merge-{name}"));
     let refuse = |reason: String| UnionError::Request { volume: volume.clone(), reason };

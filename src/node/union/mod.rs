@@ -109,6 +109,9 @@ pub struct UnionAbilities {
     pub direct_write: bool,
     /// Read-only overlayfs of several layers works.
     pub overlay: bool,
+    /// A file that outgrows its branch is moved to another one, whole; where it is not, its writer is told ENOSPC.
+    #[serde(default)]
+    pub moves_files: bool,
     /// Options, for speed only, that this mergerfs refused in the self-test and that its unions do without.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused_options: Vec<String>,

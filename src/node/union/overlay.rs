@@ -26,7 +26,8 @@ pub(super) fn mounted(host_: &Host, mount_point: &Path) -> Result<Option<MountEn
 
 /// Mounts it.
 pub(super) fn mount(host_: &Host, spec: &UnionSpec) -> Result<(u32, u32), UnionError> {
-    let request = |reason: &str| UnionError::Request { volume: spec.volume.clone(), reason: reason.to_owned() };
+    let request =
+        |reason: &str| UnionError::Request { volume: spec.volume.clone(), reason: reason.to_owned() };
     if !spec.read_only {
         return Err(request("only a read-only volume can be merged by overlayfs"));
     }

@@ -2,7 +2,8 @@
 //!
 //! No version is believed. Two scratch branches are merged with the options that volumes get; files are made, read,
 //! and written through the union, also by `O_DIRECT`; passthrough counts only when it was seen to work while the process
-//! stood still. An option for speed that the program refuses is left out from then on.
+//! stood still. A file is made to outgrow a tiny branch, to see whether the program moves it without damage. An option for
+//! speed that the program refuses is left out from then on.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,6 +25,10 @@ const REFUSALS_MAX: usize = 12;
 
 /// How long a file of the scratch union may take to be read or written.
 const IO_BOUND: Duration = Duration::from_secs(5);
+
+/// Size of the branch that a file outgrows, and blocks of 64 KiB that this file has: half as much again.
+const TINY: &str = "size=1m";
+const OUTGROWN: u8 = 24;
 
 /// How long a read may take while the process is stopped; with passthrough it takes microseconds.
 const PASSTHROUGH_BOUND: Duration = Duration::from_millis(500);
@@ -57,11 +62,13 @@ pub(super) fn run(
         Ok(program) => {
             abilities.mergerfs_version = Some(program.version.to_string());
             abilities.refused_options.clone_from(&program.refused);
+            abilities.moves_files = program.moves;
             tracing::info!(
                 mergerfs.version = %program.version,
                 mergerfs.passthrough = abilities.passthrough,
                 mergerfs.direct_read = abilities.direct_read,
                 mergerfs.direct_write = abilities.direct_write,
+                mergerfs.moves_files = abilities.moves_files,
                 "mergerfs passed the self-test"
             );
             (Some(program), abilities)
@@ -103,6 +110,18 @@ impl Scratch<'_> {
         vec![self.root.join("a"), self.root.join("b")]
     }
 
+    /// A branch so small that a file outgrows it, with the beginning of that file.
+    fn tiny_branch(&self) -> Result<PathBuf, HostError> {
+        let tiny = self.root.join("tiny");
+        if self.host.ensure_directory(&tiny, 0o755)? {
+            let none = MountAttr::default();
+            self.host.mount_filesystem(Path::new("tmpfs"), &tiny, "tmpfs", none, TINY)?;
+        }
+        self.host.ensure_directory(&tiny.join("data"), 0o755)?;
+        self.host.write_atomic(&tiny.join("data/outgrows"), b"")?;
+        Ok(tiny)
+    }
+
     fn remove(&self) {
         if let Err(error) = self.try_remove() {
             tracing::warn!(path = %self.root.display(), %error, "the self-test was not cleaned up whole");
@@ -115,7 +134,8 @@ impl Scratch<'_> {
         for point in mounted.iter().rev() {
             self.host.unmount(point, true)?;
         }
-        if let (Some(parent), Some(name)) = (self.root.parent(), self.root.file_name().and_then(|n| n.to_str()))
+        if let (Some(parent), Some(name)) =
+            (self.root.parent(), self.root.file_name().and_then(|n| n.to_str()))
         {
             self.host.remove_tree(parent, name)?;
         }
@@ -141,6 +161,8 @@ impl Scratch<'_> {
     ) -> Result<Program, UnionError> {
         let mut passthrough = program.version.may_pass_through();
         loop {
+            // Asked for, to be tried.
+            program.moves = true;
             let spec = self.spec();
             let launch = Launch {
                 host: self.host,
@@ -155,6 +177,7 @@ impl Scratch<'_> {
             match launch.run(&mut |_| Ok(())) {
                 Ok(launched) => {
                     let tried = self.try_union(&spec, &launched, passthrough, abilities);
+                    let moved = self.try_moving(&spec);
                     let ended = launch::dismantle(
                         self.host,
                         &spec.mount_point,
@@ -164,6 +187,7 @@ impl Scratch<'_> {
                     launch::remove_cgroup(self.host, &spec.volume);
                     tried?;
                     ended?;
+                    program.moves = moved;
                     if passthrough && !abilities.passthrough {
                         // What works without it is another question: direct I/O differs.
                         passthrough = false;
@@ -190,7 +214,7 @@ impl Scratch<'_> {
         UnionSpec {
             volume: VolumeId::from_request_name(&format!("{PREFIX}{}", std::process::id())),
             kind: UnionKind::Mergerfs,
-            branches: self.branches(),
+            branches: self.tiny_branch().into_iter().chain(self.branches()).collect(),
             smallest: Bytes::gib(1),
             mount_point: self.root.join("union"),
             read_only: false,
@@ -218,6 +242,26 @@ impl Scratch<'_> {
                 .try_passthrough(&data.join("passthrough"), &launched.process, PASSTHROUGH_BOUND)
                 .map_err(start)?;
         Ok(())
+    }
+}
+
+impl Scratch<'_> {
+    /// Whether a file that outgrows its branch is moved and stays whole. Where that cannot be found out it is not.
+    fn try_moving(&self, spec: &UnionSpec) -> bool {
+        let Some((grown, tiny)) = spec
+            .branches
+            .first()
+            .map(|tiny| (spec.mount_point.join("data/outgrows"), tiny.join("data/outgrows")))
+        else {
+            return false;
+        };
+        match self.host.try_append(&grown, OUTGROWN, IO_BOUND) {
+            Ok(whole) => whole && !tiny.exists(),
+            Err(error) => {
+                tracing::warn!(%error, "whether files can be moved was not found out; they are not");
+                false
+            }
+        }
     }
 }
 

@@ -343,9 +343,8 @@ impl Unions {
 
 /// What makes a running union another than the one asked for.
 fn differences(running: &UnionSpec, wanted: &UnionSpec) -> Option<String> {
-    let list = |paths: &[PathBuf]| {
-        paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
-    };
+    let list =
+        |paths: &[PathBuf]| paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ");
     if running.kind != wanted.kind {
         return Some(format!("it is {:?}, not {:?}", running.kind, wanted.kind));
     }

@@ -16,9 +16,15 @@ pub async fn watch_exit(host_: &Host, process: &ProcessId) -> Result<(), UnionEr
     let Some(pidfd) = host_.process_open(process).map_err(host("watch mergerfs"))? else { return Ok(()) };
     let watching = |source| {
         let subject = format!("process {}", process.pid);
-        UnionError::Host { action: "watch mergerfs", source: HostError::Syscall { call: "poll", subject, source } }
+        UnionError::Host {
+            action: "watch mergerfs",
+            source: HostError::Syscall { call: "poll", subject, source },
+        }
     };
-    #[expect(deprecated, reason = "its successor is unsafe for types that may change their descriptor; this one does not")]
+    #[expect(
+        deprecated,
+        reason = "its successor is unsafe for types that may change their descriptor; this one does not"
+    )]
     let watched = AsyncFd::with_interest(pidfd, Interest::READABLE).map_err(watching)?;
     watched.readable().await.map(|_| ()).map_err(watching)
 }
