@@ -107,6 +107,8 @@ impl Default for FakeMachine {
                 direct_read: true,
                 direct_write: true,
                 overlay: true,
+                moves_files: false,
+                refused_options: Vec::new(),
             },
             counters: Counters { csi: [("CreateVolume", calls)].into(), splits: [("planned", 3)].into() },
             problems: Vec::new(),

@@ -99,6 +99,18 @@ impl HostError {
         self.errno() == Some(libc::ENOENT)
     }
 
+    /// True where something still uses it (EBUSY).
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.errno() == Some(libc::EBUSY)
+    }
+
+    /// True where the daemon of a FUSE mount is gone, or its connection was aborted (ENOTCONN, ECONNABORTED).
+    #[must_use]
+    pub fn is_disconnected(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+    }
+
     /// The filesystem or a quota has no room (ENOSPC, EDQUOT).
     #[must_use]
     pub fn is_no_room(&self) -> bool {

@@ -180,7 +180,7 @@ fn flags(version: Version, wanted: &Wanted<'_>) -> Vec<Setting> {
 fn default_value(known: &Known, wanted: &Wanted<'_>) -> Option<String> {
     let value = match known.key {
         "fsname" => wanted.fsname.to_owned(),
-        "minfreespace" => minfreespace(wanted.smallest).to_string(),
+        "minfreespace" => minfreespace(wanted.smallest).get().to_string(),
         // Random, weighted by free space: concurrent creates spread over the branches, and no path is tied to one.
         "category.create" => "pfrd".to_owned(),
         "moveonenospc" if wanted.moves => "pfrd".to_owned(),

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use super::detect::Program;
 use super::{UnionError, UnionSpec};
 use crate::domain::VolumeId;
@@ -148,7 +150,7 @@ impl Launch<'_> {
         }
         let length = match self.host.occupied(&self.log) {
             Ok((_, length)) => length,
-            Err(error) if error.errno() == Some(libc::ENOENT) => 0,
+            Err(error) if error.is_missing() => 0,
             Err(source) => return Err(UnionError::Host { action: "look at the union's log", source }),
         };
         if length <= LOG_MAX {
@@ -314,7 +316,7 @@ pub(super) fn unmount_all(host_: &Host, mount_point: &Path, lazy: bool) -> Resul
     let deadline = Instant::now() + BUSY_BOUND;
     while mounted_at(host_, mount_point)?.is_some() {
         match host_.unmount(mount_point, lazy) {
-            Err(error) if error.errno() == Some(libc::EBUSY) && Instant::now() < deadline => {
+            Err(error) if error.is_busy() && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(10));
             }
             outcome => outcome.map(|_| ()).map_err(host("unmount the union"))?,
@@ -330,8 +332,8 @@ pub(super) fn end(host_: &Host, process: Option<&ProcessId>, patience: Duration)
     if gone(patience)? {
         return Ok(());
     }
-    for (signal, bound) in [(libc::SIGTERM, END_BOUND / 4), (libc::SIGKILL, END_BOUND)] {
-        host_.process_signal(process, signal).map_err(host("end mergerfs"))?;
+    for (signal, bound) in [(Signal::SIGTERM, END_BOUND / 4), (Signal::SIGKILL, END_BOUND)] {
+        host_.process_signal(process, signal as i32).map_err(host("end mergerfs"))?;
         if gone(bound)? {
             return Ok(());
         }
@@ -348,7 +350,7 @@ pub(super) fn end(host_: &Host, process: Option<&ProcessId>, patience: Duration)
 pub(super) fn remove_mount_point(host_: &Host, mount_point: &Path) -> Result<(), UnionError> {
     match host_.set_immutable(mount_point, false) {
         Ok(_) => {}
-        Err(error) if error.errno() == Some(libc::ENOENT) => return Ok(()),
+        Err(error) if error.is_missing() => return Ok(()),
         Err(source) => return Err(UnionError::Host { action: "release the union's mount point", source }),
     }
     host_.remove_directory(mount_point).map_err(host("remove the union's mount point"))?;

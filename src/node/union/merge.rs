@@ -174,7 +174,7 @@ pub async fn hold(host_: &Host, merged: &Merged, mut stop: StopSignals) -> Resul
 
 fn unmerge(host_: &Host, merged: &Merged) -> Result<(), UnionError> {
     match launch::unmount_all(host_, &merged.target, false) {
-        Err(UnionError::Host { source, .. }) if source.errno() == Some(libc::EBUSY) => {
+        Err(UnionError::Host { source, .. }) if source.is_busy() => {
             // What has files open keeps them; the process ends with the last one.
             launch::unmount_all(host_, &merged.target, true)
         }

@@ -257,9 +257,7 @@ impl Unions {
         let device = entry.device;
         match self.host.xattr_read(point, PING, PING_BOUND) {
             Err(HostError::Timeout { .. }) => Ok(UnionState::Hung { process, device }),
-            Err(error) if matches!(error.errno(), Some(libc::ENOTCONN | libc::ECONNABORTED)) => {
-                Ok(UnionState::Dead { device: Some(device) })
-            }
+            Err(error) if error.is_disconnected() => Ok(UnionState::Dead { device: Some(device) }),
             // Any other answer is one.
             Ok(_) | Err(_) => Ok(UnionState::Running { process: Some(process), device }),
         }
@@ -303,7 +301,7 @@ impl Unions {
         });
         bound.map_or(Ok(()), |entry| {
             let subject = entry.mount_point.display().to_string();
-            let source = std::io::Error::from_raw_os_error(libc::EBUSY);
+            let source = nix::errno::Errno::EBUSY.into();
             Err(UnionError::Host {
                 action: "unmount the union while it is mounted elsewhere",
                 source: HostError::Syscall { call: "umount2", subject, source },
