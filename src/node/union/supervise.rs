@@ -1,7 +1,7 @@
 //! Making, adopting, replacing, observing and ending the unions of this node.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::launch::{self, Launch, host};
@@ -101,6 +101,17 @@ impl Unions {
         match self.records.load(volume)? {
             Some(record) => self.state(&record),
             None => Ok(UnionState::Absent),
+        }
+    }
+
+    /// Whether the MergerFS that is mounted at `mount_point` answers within 2 seconds. Touches no branch and reads no table:
+    /// cheaper than [`Unions::observe`] by far where there are many mounts, for who knows what is mounted there.
+    #[must_use]
+    pub fn answers(&self, mount_point: &Path) -> bool {
+        match self.host.xattr_read(mount_point, PING, PING_BOUND) {
+            Err(HostError::Timeout { .. }) => false,
+            Err(error) => !error.is_disconnected(),
+            Ok(_) => true,
         }
     }
 
