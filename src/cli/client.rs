@@ -34,7 +34,11 @@ impl AgentArgs {
             return serde_json::from_slice(&body).map_err(told);
         }
         match serde_json::from_slice::<Problem>(&body) {
-            Ok(problem) => Err(CliError::Refused { status: status.as_u16(), error: problem.error, reasons: problem.reasons }),
+            Ok(problem) => Err(CliError::Refused {
+                status: status.as_u16(),
+                error: problem.error,
+                reasons: problem.reasons,
+            }),
             Err(e) => Err(told(e)),
         }
     }
@@ -47,8 +51,9 @@ impl AgentArgs {
             // A literal IPv6 address stands in brackets in a URL and without them for connect.
             let bare = host.trim_start_matches('[').trim_end_matches(']');
             let stream = tokio::net::TcpStream::connect((bare, port)).await.map_err(|e| e.to_string())?;
-            let (mut sender, connection) =
-                hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|e| e.to_string())?;
+            let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+                .await
+                .map_err(|e| e.to_string())?;
             let request = Request::get(path)
                 .header(hyper::header::HOST, format!("{host}:{port}"))
                 .body(Empty::<Chunk>::new())
@@ -100,7 +105,9 @@ pub(super) fn query(pairs: &[(String, String)]) -> String {
     let encode = |text: &str| -> String {
         text.bytes()
             .map(|b| match b {
-                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => char::from(b).to_string(),
+                b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                    char::from(b).to_string()
+                }
                 _ => format!("%{b:02X}"),
             })
             .collect()

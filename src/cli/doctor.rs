@@ -72,16 +72,19 @@ fn findings(volume: &VolumeView, pools: &[PoolView], status: &Status) -> Vec<Str
         if attached < volume.branches.len() {
             found.push(format!("{attached} of {} branches are attached here", volume.branches.len()));
         }
-        if local.heals > 0 {
-            found.push(format!("its union died and was replaced, times: {}", local.heals));
-        }
     }
     found.extend(status.problems.iter().cloned());
     found
 }
 
+/// The screen of a volume with all that is wrong with it.
+#[cfg(test)]
+pub(super) fn screen(look: Look, volume: &VolumeView, pools: &[PoolView], status: &Status) -> String {
+    text(look, volume, pools, &findings(volume, pools, status))
+}
+
 /// The screen: pod, mount, process, branches, disks.
-pub(super) fn text(look: Look, volume: &VolumeView, pools: &[PoolView], findings: &[String]) -> String {
+fn text(look: Look, volume: &VolumeView, pools: &[PoolView], findings: &[String]) -> String {
     let strong = |text: &str| look.paint(Tone::Strong, text);
     let soft = |text: &str| look.paint(Tone::Soft, text);
     let (word, tone) = draw::health(volume.state);
@@ -99,7 +102,12 @@ pub(super) fn text(look: Look, volume: &VolumeView, pools: &[PoolView], findings
                 out.push_str(&format!("{} {}\n", soft("staged  "), staging.display()));
             }
             let process = local.pid.map_or_else(String::new, |pid| format!(", process {pid}"));
-            out.push_str(&format!("{} {}{process}\n", soft("union   "), status::kind(local.union)));
+            let heals = match local.heals {
+                0 => String::new(),
+                1 => ", replaced once".to_owned(),
+                n => format!(", replaced {n} times"),
+            };
+            out.push_str(&format!("{} {}{process}{heals}\n", soft("union   "), status::kind(local.union)));
             if !local.options.is_empty() {
                 let options: Vec<String> = local.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
                 out.push_str(&format!("{} {}\n", soft("options "), options.join(" ")));
@@ -115,7 +123,8 @@ pub(super) fn text(look: Look, volume: &VolumeView, pools: &[PoolView], findings
                 ));
             }
             for branch in &local.branches {
-                let device = branch.device.as_ref().map_or_else(String::new, |d| format!(" on {}", d.display()));
+                let device =
+                    branch.device.as_ref().map_or_else(String::new, |d| format!(" on {}", d.display()));
                 out.push_str(&format!(
                     "{} {} {} {}{device}\n",
                     soft("branch  "),
@@ -138,7 +147,7 @@ pub(super) fn text(look: Look, volume: &VolumeView, pools: &[PoolView], findings
         out.push_str(&format!("{}\n", look.paint(Tone::Good, "Nothing is wrong.")));
     }
     for finding in findings {
-        out.push_str(&format!("{} {finding}\n", look.paint(Tone::Bad, "!")));
+        out.push_str(&status::notice(look, Tone::Bad, finding));
     }
     out
 }

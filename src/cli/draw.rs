@@ -113,12 +113,15 @@ impl Cell {
 pub(super) fn table(look: Look, head: &[Cell], rows: &[Vec<Cell>]) -> String {
     let columns = head.len();
     let mut widths: Vec<usize> = (0..columns)
-        .map(|i| rows.iter().chain([&head.to_vec()]).filter_map(|r| r.get(i)).map(Cell::width).max().unwrap_or(0))
+        .map(|i| {
+            rows.iter().chain([&head.to_vec()]).filter_map(|r| r.get(i)).map(Cell::width).max().unwrap_or(0)
+        })
         .collect();
     let gaps = 2 * columns.saturating_sub(1);
     let fixed = |i: usize| rows.iter().any(|r| r.get(i).is_some_and(|c| c.drawn.is_some() || c.right));
     while widths.iter().sum::<usize>() + gaps > look.width {
-        let widest = (0..columns).filter(|i| !fixed(*i) && widths[*i] > MIN_COLUMN).max_by_key(|i| widths[*i]);
+        let widest =
+            (0..columns).filter(|i| !fixed(*i) && widths[*i] > MIN_COLUMN).max_by_key(|i| widths[*i]);
         let Some(widest) = widest else { break };
         widths[widest] -= 1;
     }
@@ -126,8 +129,19 @@ pub(super) fn table(look: Look, head: &[Cell], rows: &[Vec<Cell>]) -> String {
     let soft: Vec<Cell> = head.iter().map(|c| c.clone().tone(Tone::Soft)).collect();
     for row in [&soft].into_iter().chain(rows) {
         let mut line = String::new();
+        let mut more = Vec::new();
         for (i, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let text = if cell.drawn.is_some() { cell.text.clone() } else { fit(&cell.text, *width) };
+            // The last column is where sentences stand: it goes on below, the others are cut.
+            let text = match cell.drawn {
+                Some(_) => cell.text.clone(),
+                None if i + 1 == columns => {
+                    let mut lines = wrap(&cell.text, *width).into_iter();
+                    let first = lines.next().unwrap_or_default();
+                    more = lines.collect();
+                    first
+                }
+                None => fit(&cell.text, *width),
+            };
             let used = cell.drawn.unwrap_or_else(|| text.chars().count());
             let pad = " ".repeat(width.saturating_sub(used));
             let painted = look.paint(cell.tone, &text);
@@ -139,8 +153,42 @@ pub(super) fn table(look: Look, head: &[Cell], rows: &[Vec<Cell>]) -> String {
         }
         out.push_str(line.trim_end());
         out.push('\n');
+        let indent = widths[..columns - 1].iter().sum::<usize>() + gaps;
+        let tone = row.last().map_or(Tone::Plain, |cell| cell.tone);
+        for line in more {
+            out.push_str(&format!("{:indent$}{}\n", "", look.paint(tone, &line)));
+        }
     }
     out
+}
+
+/// The text in lines of at most `width` signs, broken between words where that can be.
+pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut line = String::new();
+    for word in fit(text, usize::MAX).split_whitespace() {
+        let mut word: Vec<char> = word.chars().collect();
+        loop {
+            let used = line.chars().count();
+            let gap = usize::from(used > 0);
+            if used + gap + word.len() <= width {
+                line.push_str(if gap > 0 { " " } else { "" });
+                line.extend(word);
+                break;
+            }
+            if used == 0 {
+                let rest = word.split_off(width.max(1));
+                lines.push(word.into_iter().collect());
+                word = rest;
+            } else {
+                lines.push(std::mem::take(&mut line));
+            }
+        }
+    }
+    if !line.is_empty() || lines.is_empty() {
+        lines.push(line);
+    }
+    lines
 }
 
 /// No column becomes narrower to make room.
@@ -155,7 +203,11 @@ pub(super) fn disk_bar(look: Look, pool: &PoolReport, width: usize) -> String {
         (others, '▒', Tone::Soft),
         (pool.occupied.get(), '█', Tone::Written),
         (unwritten, '▓', Tone::Ours),
-        (total.saturating_sub(others + pool.promised.get().max(pool.occupied.get()) + pool.reserve.get()), '·', Tone::Soft),
+        (
+            total.saturating_sub(others + pool.promised.get().max(pool.occupied.get()) + pool.reserve.get()),
+            '·',
+            Tone::Soft,
+        ),
         (pool.reserve.get(), '╱', Tone::Soft),
     ];
     segments(look, &parts, width)
@@ -218,7 +270,11 @@ mod tests {
     #[test]
     fn a_bar_has_its_width_and_shows_the_smallest_part() {
         for width in [10, 33, 80] {
-            let bar = segments(PLAIN, &[(1, 'a', Tone::Plain), (1_000_000, 'b', Tone::Plain), (1, 'c', Tone::Plain)], width);
+            let bar = segments(
+                PLAIN,
+                &[(1, 'a', Tone::Plain), (1_000_000, 'b', Tone::Plain), (1, 'c', Tone::Plain)],
+                width,
+            );
             assert_eq!(bar.chars().count(), width);
             assert!(bar.starts_with('a') && bar.ends_with('c'), "{bar}");
         }
@@ -230,6 +286,13 @@ mod tests {
         assert_eq!(fit("pvc-1234567890-end", 9), "pvc-…-end");
         assert_eq!(fit("short", 9), "short");
         assert_eq!(fit("a\x1b[2Jb", 9), "a\u{fffd}[2Jb");
+    }
+
+    #[test]
+    fn sentences_go_on_below_and_lose_nothing() {
+        assert_eq!(wrap("one two three", 8), ["one two", "three"]);
+        assert_eq!(wrap("abcdefghij k", 4), ["abcd", "efgh", "ij k"]);
+        assert_eq!(wrap("", 4), [""]);
     }
 
     #[test]

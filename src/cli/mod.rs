@@ -107,7 +107,9 @@ pub(crate) enum CliError {
         reason: String,
     },
     /// The agent answered what is not understood.
-    #[snafu(display("{url} answers, and not as an agent of this version does: {reason}; compare the versions of both"))]
+    #[snafu(display(
+        "{url} answers, and not as an agent of this version does: {reason}; compare the versions of both"
+    ))]
     Answer {
         /// Whom was asked.
         url: String,

@@ -95,7 +95,13 @@ fn feasible(look: Look, plan: &Plan) -> String {
     let n = plan.branches.len();
     let what = if n == 1 { "branch" } else { "branches" };
     let fits = look.paint(Tone::Good, "It fits");
-    let head = [Cell::left("BRANCH"), Cell::left("WHERE"), Cell::right("TAKES"), Cell::right("GIVES"), Cell::left("FORMAT")];
+    let head = [
+        Cell::left("BRANCH"),
+        Cell::left("WHERE"),
+        Cell::right("TAKES"),
+        Cell::right("GIVES"),
+        Cell::left("FORMAT"),
+    ];
     let rows: Vec<Vec<Cell>> = plan
         .branches
         .iter()
@@ -113,12 +119,17 @@ fn feasible(look: Look, plan: &Plan) -> String {
             ]
         })
         .collect();
-    format!("{fits}: {} usable in {n} {what}.\n\n{}", draw::size(plan.capacity), draw::table(look, &head, &rows))
+    format!(
+        "{fits}: {} usable in {n} {what}.\n\n{}",
+        draw::size(plan.capacity),
+        draw::table(look, &head, &rows)
+    )
 }
 
 fn infeasible(look: Look, refusal: &Infeasible) -> String {
-    let not = look.paint(Tone::Bad, "It does not fit");
-    let mut out = format!("{not}: {}\n", refusal.reason);
+    let not = "It does not fit";
+    let told = draw::wrap(&format!("{not}: {}", refusal.reason), look.width).join("\n");
+    let mut out = told.replacen(not, &look.paint(Tone::Bad, not), 1) + "\n";
     if refusal.largest.is_zero() {
         out.push_str("No volume of any size would work now with these parameters.\n");
     } else {

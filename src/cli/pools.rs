@@ -21,7 +21,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
     let pools: Vec<PoolView> = args.agent.get("/v1/pools")?;
     match args.output {
-        Format::Text if pools.is_empty() => out.print("No pools. `union-csi pools discover` proposes some.\n")?,
+        Format::Text if pools.is_empty() => {
+            out.print("No pools. `union-csi pools discover` proposes some.\n")?
+        }
         Format::Text => out.print(&status::pools(out.look, &pools))?,
         Format::Json => out.json(&pools)?,
     }

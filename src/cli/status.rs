@@ -51,16 +51,20 @@ pub(super) fn text(look: Look, status: &Status, volumes: &[VolumeView]) -> Strin
 }
 
 fn header(look: Look, status: &Status) -> String {
-    let ready = if status.ready { look.paint(Tone::Good, "ready") } else { look.paint(Tone::Bad, "not ready") };
+    let ready =
+        if status.ready { look.paint(Tone::Good, "ready") } else { look.paint(Tone::Bad, "not ready") };
     let union = match (&status.abilities.mergerfs_version, status.abilities.passthrough) {
         (Some(version), true) => format!("mergerfs {version} with passthrough"),
         (Some(version), false) => format!("mergerfs {version}"),
         (None, _) => "no mergerfs".to_owned(),
     };
     let node = look.paint(Tone::Strong, status.node.as_str());
-    let mut out = format!("{node}  {ready}  Union CSI {}, {union}\n", status.version);
+    let about = format!("Union CSI {}, {union}", status.version);
+    let beside = status.node.as_str().chars().count() + about.chars().count() + "  not ready  ".len();
+    let gap = if beside > look.width { "\n" } else { "  " };
+    let mut out = format!("{node}  {ready}{gap}{about}\n");
     for problem in &status.problems {
-        out.push_str(&format!("{} {problem}\n", look.paint(Tone::Bad, "!")));
+        out.push_str(&notice(look, Tone::Bad, problem));
     }
     let volumes = &status.volumes;
     let attention = match volumes.abnormal {
@@ -73,6 +77,12 @@ fn header(look: Look, status: &Status) -> String {
     out.push_str(&counted);
     out.push('\n');
     out
+}
+
+/// A sentence that wants attention, on as many lines as it takes.
+pub(super) fn notice(look: Look, tone: Tone, text: &str) -> String {
+    let lines = draw::wrap(text, look.width.saturating_sub(2));
+    format!("{} {}\n", look.paint(tone, "!"), lines.join("\n  "))
 }
 
 fn media(media: Media) -> &'static str {
@@ -108,10 +118,16 @@ pub(super) fn pools(look: Look, views: &[PoolView]) -> String {
         let name = draw::fit(&label(view), longest);
         if pool.state != PoolState::Ready {
             let state = draw::pool_state(pool.state);
-            notes.push_str(&format!("{} {}: {}\n", look.paint(Tone::Bad, "!"), label(view), pool.message));
+            notes.push_str(&notice(look, Tone::Bad, &format!("{}: {}", label(view), pool.message)));
             if pool.total.is_zero() {
                 let cell = Cell::drawn(look.paint(Tone::Bad, state), state.len());
-                rows.push(vec![Cell::left(name), Cell::left(media(pool.media)), cell, Cell::right("-"), Cell::right("-")]);
+                rows.push(vec![
+                    Cell::left(name),
+                    Cell::left(media(pool.media)),
+                    cell,
+                    Cell::right("-"),
+                    Cell::right("-"),
+                ]);
                 continue;
             }
         }
@@ -166,7 +182,8 @@ pub(super) fn table(look: Look, volumes: &[VolumeView]) -> String {
         }
         rows.push(row);
         if tone == Tone::Bad || tone == Tone::Wait {
-            let told = draw::fit(&format!("{}: {}", name(volume), volume.message), look.width.saturating_sub(2) * 3);
+            let told =
+                draw::fit(&format!("{}: {}", name(volume), volume.message), look.width.saturating_sub(2) * 3);
             notes.push_str(&format!("{} {told}\n", look.paint(tone, "!")));
         }
     }

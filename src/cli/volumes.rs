@@ -58,8 +58,14 @@ fn branches(look: Look, volume: &VolumeView) -> String {
 
 /// A line for each branch.
 pub(super) fn branch_table(look: Look, volume: &VolumeView) -> String {
-    let head =
-        [Cell::left("BRANCH"), Cell::left("WHERE"), Cell::right("SIZE"), Cell::right("ON DISK"), Cell::left("FORMAT"), Cell::left("STATE")];
+    let head = [
+        Cell::left("BRANCH"),
+        Cell::left("WHERE"),
+        Cell::right("SIZE"),
+        Cell::right("ON DISK"),
+        Cell::left("FORMAT"),
+        Cell::left("STATE"),
+    ];
     let rows: Vec<Vec<Cell>> = volume
         .branches
         .iter()
@@ -71,7 +77,8 @@ pub(super) fn branch_table(look: Look, volume: &VolumeView) -> String {
                 BranchPhase::Failing => ("failing", Tone::Bad),
                 BranchPhase::Lost => ("lost", Tone::Bad),
             };
-            let state = if branch.reason.is_empty() { word.to_owned() } else { format!("{word}: {}", branch.reason) };
+            let state =
+                if branch.reason.is_empty() { word.to_owned() } else { format!("{word}: {}", branch.reason) };
             let format = format!("{:?}", branch.format).to_lowercase();
             vec![
                 Cell::left(branch.index.to_string()),

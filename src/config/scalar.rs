@@ -103,7 +103,9 @@ pub(super) fn reserve(text: &str) -> Parsed<Reserve> {
 
 /// An amount in Kubernetes' syntax.
 pub(super) fn bytes(text: &str) -> Parsed<Bytes> {
-    super::quantity(text).map_err(|problem| wrong(problem, "write an amount as 500Mi, 20Gi or 2Ti"))
+    text.parse().map_err(|e: crate::domain::quantity::InvalidQuantity| {
+        wrong(e.to_string(), "write an amount as 500Mi, 20Gi or 2Ti")
+    })
 }
 
 /// A kind of disk.
