@@ -7,4 +7,5 @@ mod branch;
 mod overhead;
 mod platform;
 mod pool;
+mod platform_fuse;
 mod support;
