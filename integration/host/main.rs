@@ -6,6 +6,6 @@
 mod branch;
 mod overhead;
 mod platform;
-mod pool;
 mod platform_fuse;
+mod pool;
 mod support;
