@@ -1,2 +1,68 @@
-//! How the planner's time grows with the cluster.
-fn main() {}
+//! How the planner's time grows with the cluster: 100, 1,000 and 10,000 nodes of 8 pools each, by every strategy. The
+//! design asks for less than 10 ms at the largest.
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use union_csi::domain::Bytes;
+use union_csi::domain::policy::{Placement, Policy, Strategy};
+use union_csi::domain::pool::PoolView;
+use union_csi::domain::split::{Request, plan};
+use union_csi::domain::volume::VolumeMode;
+
+const POOLS: u64 = 8;
+
+/// Pools of 1 to about 1,000 GiB in odd sizes, every second one with enforced directories.
+fn cluster(nodes: u64) -> Vec<PoolView> {
+    let pool = |n: u64| {
+        // Knuth's multiplicative hash: sizes that are spread out and the same in every run.
+        let size = Bytes::gib(1).get() + n.wrapping_mul(2_654_435_761) % (1 << 40);
+        serde_json::from_value(serde_json::json!({
+            "node": format!("worker-{:05}.storage.example.com", n / POOLS),
+            "nodeLabels": { "topology.kubernetes.io/zone": format!("zone-{}", n % 3) },
+            "name": format!("disk-{}", n % POOLS),
+            "path": format!("/srv/disk-{}", n % POOLS),
+            "device": format!("0f7b3f0c-9a0f-4d5c-8f53-{n:012}"),
+            "media": "nvme",
+            "enforcement": if n.is_multiple_of(2) { "ProjectQuota" } else { "None" },
+            "total": 2 * size, "free": size, "allocatable": size,
+        }))
+    };
+    (0..nodes * POOLS).map(pool).collect::<Result<_, _>>().expect("the description is valid")
+}
+
+fn planner(criterion: &mut Criterion) {
+    for (strategy, placement) in [
+        (Strategy::Fewest, Placement::Any),
+        (Strategy::Fewest, Placement::PreferLocal),
+        (Strategy::Fewest, Placement::Local),
+        (Strategy::Balanced, Placement::Any),
+        (Strategy::Spread, Placement::Any),
+    ] {
+        let mut group = criterion.benchmark_group(format!("{strategy:?} {placement:?}"));
+        for nodes in [100, 1_000, 10_000] {
+            let pools = cluster(nodes);
+            // Several times the largest disk, so that branches are needed; on one node that may be refused.
+            let size = if placement == Placement::Local { Bytes::gib(1500) } else { Bytes::gib(8 << 10) };
+            let request = Request {
+                size,
+                limit: None,
+                mode: VolumeMode::Filesystem,
+                consumer: (placement == Placement::PreferLocal).then(|| pools[0].node.clone()),
+                topology: Vec::new(),
+            };
+            let policy = Policy { strategy, placement, ..Policy::default() };
+            assert!(plan(&request, &policy, &pools).is_ok(), "a refusal is another measurement");
+            group.throughput(Throughput::Elements(nodes * POOLS));
+            group.bench_with_input(BenchmarkId::from_parameter(nodes), &pools, |bencher, pools| {
+                bencher.iter(|| plan(&request, &policy, pools));
+            });
+        }
+        group.finish();
+    }
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20);
+    targets = planner
+}
+criterion_main!(benches);

@@ -6,6 +6,10 @@
 #[path = "../support/agent.rs"]
 mod agent;
 mod bad_input;
+mod branch;
+mod overhead;
 mod platform;
+mod pool;
 mod semantics;
 mod support;
+mod union;

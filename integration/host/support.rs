@@ -93,3 +93,38 @@ pub fn disk_with(scratch: &Scratch, name: &str, fs: &str, mib: u64, options: &st
     run("mount", &["-o", &options, image_str, point.to_str().expect("path")]);
     point
 }
+
+/// One node's pools and branches over directories, as the agent has them.
+pub struct Node {
+    pub pools: std::sync::Arc<union_csi::node::pool::Pools>,
+    pub branches: union_csi::node::branch::Branches,
+}
+
+/// Pools named after their directories, nothing reserved, remembered in `<scratch>/state`.
+pub fn node(scratch: &Scratch, host: &union_csi::platform::Host, disks: &[&Path]) -> Node {
+    let settings = disks.iter().map(|d| pool_settings(d)).collect();
+    node_with(scratch, host, settings)
+}
+
+pub fn node_with(
+    scratch: &Scratch,
+    host: &union_csi::platform::Host,
+    settings: Vec<union_csi::node::pool::PoolSettings>,
+) -> Node {
+    let state = scratch.join("state");
+    std::fs::create_dir_all(&state).expect("state directory");
+    let name = "node-1".parse().expect("a node name");
+    let pools = std::sync::Arc::new(union_csi::node::pool::Pools::new(host.clone(), name, settings, state));
+    Node { branches: union_csi::node::branch::Branches::new(host.clone(), pools.clone()), pools }
+}
+
+pub fn pool_settings(disk: &Path) -> union_csi::node::pool::PoolSettings {
+    union_csi::node::pool::PoolSettings {
+        name: disk.file_name().and_then(|n| n.to_str()).expect("a name").parse().expect("a pool name"),
+        path: disk.to_owned(),
+        labels: std::collections::BTreeMap::new(),
+        reserve: union_csi::domain::pool::Reserve::Bytes(union_csi::domain::Bytes::ZERO),
+        media: None,
+        uuid: None,
+    }
+}

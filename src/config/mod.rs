@@ -68,6 +68,20 @@ pub struct Config {
     pub log_json: bool,
 }
 
+impl Config {
+    /// Where the command line stages volumes on a machine without an orchestrator.
+    #[must_use]
+    pub fn staging_dir(&self) -> PathBuf {
+        self.state_dir.join("staging")
+    }
+
+    /// Every directory below which staging and target paths may lie: the configured ones and [`Config::staging_dir`].
+    #[must_use]
+    pub fn target_roots(&self) -> Vec<PathBuf> {
+        self.allowed_targets.iter().cloned().chain([self.staging_dir()]).collect()
+    }
+}
+
 /// What was given beside the file, as typed; each wins over the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {

@@ -5,6 +5,7 @@
 
 pub mod duration;
 pub mod id;
+pub mod mergerfs;
 pub mod overhead;
 pub mod placement;
 pub mod policy;

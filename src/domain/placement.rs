@@ -86,7 +86,7 @@ impl Rejection<'_> {
 impl fmt::Display for Rejection<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::State { state, message } if message.is_empty() => {
+            Self::State { state, message: "" } => {
                 write!(f, "the pool is {}", state_word(*state))
             }
             Self::State { state, message } => write!(f, "the pool is {}: {message}", state_word(*state)),

@@ -139,6 +139,24 @@ pub struct PoolView {
     pub pool: PoolReport,
 }
 
+impl PoolReport {
+    /// True where both pools, of one node, have the same space: they are on one filesystem, or are one pool.
+    #[must_use]
+    pub fn shares_space_with(&self, other: &Self) -> bool {
+        self.name == other.name || (!self.device.is_empty() && self.device == other.device)
+    }
+}
+
+impl PoolView {
+    /// Names the space that the pool is in, in the whole cluster: node and device, or node and pool where it shares with
+    /// none. Pools with the same key are counted once.
+    #[must_use]
+    pub fn space(&self) -> (&NodeName, &str) {
+        let pool = &self.pool;
+        (&self.node, if pool.device.is_empty() { pool.name.as_str() } else { &pool.device })
+    }
+}
+
 /// The one formula for what can still be promised:
 /// `min(total - reserve - promised, free - reserve - (promised - occupied))`, never below zero.
 ///
@@ -158,4 +176,37 @@ pub enum Reserve {
     Bytes(Bytes),
     /// A share of the filesystem's size, in percent, 0 to 100.
     Percent(u8),
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn what_others_left_free_and_what_is_promised_both_bound_the_pool() {
+        let gib = Bytes::gib;
+        // An empty disk, a disk that others filled, a promise half written, a promise beyond what is left.
+        assert_eq!(allocatable(gib(100), gib(90), gib(5), gib(0), gib(0)), gib(85));
+        assert_eq!(allocatable(gib(100), gib(20), gib(5), gib(0), gib(0)), gib(15));
+        assert_eq!(allocatable(gib(100), gib(70), gib(5), gib(40), gib(20)), gib(45));
+        assert_eq!(allocatable(gib(100), gib(10), gib(5), gib(40), gib(0)), gib(0));
+    }
+
+    proptest! {
+        #[test]
+        fn promises_kept_in_full_never_reach_into_the_reserve(
+            total in 0_u64..1000, free in 0_u64..1000, reserve in 0_u64..200, promised in 0_u64..500, occupied in 0_u64..500,
+        ) {
+            let [total, free, reserve, promised, occupied] = [total, free, reserve, promised, occupied].map(Bytes::new);
+            let new = allocatable(total, free, reserve, promised, occupied);
+            if new.is_zero() {
+                return Ok(());
+            }
+            let yet_to_come = promised.saturating_sub(occupied).saturating_add(new);
+            prop_assert!(free.saturating_sub(yet_to_come) >= reserve);
+            prop_assert!(total.saturating_sub(promised).saturating_sub(new) >= reserve);
+        }
+    }
 }

@@ -36,6 +36,26 @@ impl AccessMode {
     }
 }
 
+impl AccessMode {
+    /// Why this mode cannot be granted while a volume is used on one node at a time; `None` where it can.
+    ///
+    /// Readers on many nodes are granted: on the one node they are readers. Writers on many nodes would each write into
+    /// branches that others have mounted, which needs `directory` branches reached over a network filesystem.
+    #[must_use]
+    pub const fn refusal(self) -> Option<&'static str> {
+        match self {
+            Self::SingleNodeWriter
+            | Self::SingleNodeReaderOnly
+            | Self::SingleNodeSingleWriter
+            | Self::SingleNodeMultiWriter
+            | Self::MultiNodeReaderOnly => None,
+            Self::MultiNodeSingleWriter | Self::MultiNodeMultiWriter => Some(
+                "volumes cannot be written from several nodes; use a ReadWriteOnce or ReadWriteOncePod claim",
+            ),
+        }
+    }
+}
+
 /// Files or a raw device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum VolumeMode {
@@ -44,4 +64,24 @@ pub enum VolumeMode {
     Filesystem,
     /// A block device; only for volumes of one `image` branch.
     Block,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_on_many_nodes_are_refused_and_all_others_granted() {
+        for mode in [
+            AccessMode::SingleNodeWriter,
+            AccessMode::SingleNodeReaderOnly,
+            AccessMode::MultiNodeReaderOnly,
+            AccessMode::MultiNodeSingleWriter,
+            AccessMode::MultiNodeMultiWriter,
+            AccessMode::SingleNodeSingleWriter,
+            AccessMode::SingleNodeMultiWriter,
+        ] {
+            assert_eq!(mode.refusal().is_some(), mode.multi_node() && !mode.reader_only(), "{mode:?}");
+        }
+    }
 }

@@ -9,6 +9,7 @@
 
 pub mod block;
 mod bounded;
+pub mod directory;
 pub mod file;
 pub mod fuse;
 pub mod loopdev;
@@ -18,6 +19,7 @@ pub mod namespace;
 pub mod process;
 pub mod quota;
 pub mod space;
+pub mod trial;
 pub mod xattr;
 
 use std::io;
@@ -87,6 +89,38 @@ impl HostError {
             Self::Syscall { source, .. } => source.raw_os_error(),
             _ => None,
         }
+    }
+}
+
+impl HostError {
+    /// Nothing is there (ENOENT).
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.errno() == Some(libc::ENOENT)
+    }
+
+    /// True where something still uses it (EBUSY).
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.errno() == Some(libc::EBUSY)
+    }
+
+    /// True where the daemon of a FUSE mount is gone, or its connection was aborted (ENOTCONN, ECONNABORTED).
+    #[must_use]
+    pub fn is_disconnected(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+    }
+
+    /// The filesystem or a quota has no room (ENOSPC, EDQUOT).
+    #[must_use]
+    pub fn is_no_room(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+    }
+
+    /// The filesystem cannot do it at all (EOPNOTSUPP), or not at this size (EFBIG).
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self.errno(), Some(libc::EOPNOTSUPP | libc::EFBIG))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Host, Result};
+use super::{Host, HostError, Result, failed};
 
 /// What a filesystem has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +23,43 @@ pub struct Space {
 }
 
 impl Host {
-    /// The space at `path`, within `bound`.
+    /// The space at `path`, within `bound`: asked in a thread that is abandoned when a disk or a FUSE daemon does not
+    /// answer.
     ///
     /// # Errors
     /// The errno of statfs(2), or a timeout.
     pub fn space(&self, path: &Path, bound: Duration) -> Result<Space> {
-        let _ = (path, bound);
-        unimplemented!()
+        self.enter("statfs", path)?;
+        let question = path.to_owned();
+        match self.probes.ask(path, bound, move || statvfs(&question))? {
+            Some(space) => space.map_err(failed("statfs", path)),
+            None => Err(HostError::Timeout {
+                action: "statfs",
+                subject: path.display().to_string(),
+                seconds: bound.as_secs(),
+            }),
+        }
     }
+}
+
+fn statvfs(path: &Path) -> std::io::Result<Space> {
+    let v = nix::sys::statvfs::statvfs(path)?;
+    // The types of these fields differ between architectures.
+    #[allow(clippy::useless_conversion, reason = "u32 on some targets")]
+    let (unit, blocks, bavail, bfree) = (
+        u64::from(v.fragment_size()),
+        u64::from(v.blocks()),
+        u64::from(v.blocks_available()),
+        u64::from(v.blocks_free()),
+    );
+    #[allow(clippy::useless_conversion, reason = "u32 on some targets")]
+    let (inodes, inodes_free) = (u64::from(v.files()), u64::from(v.files_free()));
+    Ok(Space {
+        total: blocks.saturating_mul(unit),
+        available: bavail.saturating_mul(unit),
+        free: bfree.saturating_mul(unit),
+        inodes,
+        inodes_free,
+        read_only: v.flags().contains(nix::sys::statvfs::FsFlags::ST_RDONLY),
+    })
 }

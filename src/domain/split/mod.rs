@@ -77,7 +77,7 @@ pub struct Request {
 }
 
 /// A feasible split.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
     /// Usable bytes: the sum of the branches' `usable`, at least the requested size.
@@ -87,7 +87,7 @@ pub struct Plan {
 }
 
 /// Why a pool does not take part, or what it could give.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PoolVerdict {
     /// The node.
@@ -103,7 +103,7 @@ pub struct PoolVerdict {
 }
 
 /// No split fits.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Infeasible {
     /// Usable bytes that were asked for.

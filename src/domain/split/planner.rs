@@ -274,10 +274,7 @@ fn one_per_filesystem(pools: &[PoolView], group: &mut Vec<Candidate>) {
     group.sort_unstable_by(|a, b| {
         b.room.cmp(&a.room).then_with(|| pools[a.at].pool.name.cmp(&pools[b.at].pool.name))
     });
-    let same = |a: usize, b: usize| {
-        let (a, b) = (&pools[a].pool, &pools[b].pool);
-        a.name == b.name || (!a.device.is_empty() && a.device == b.device)
-    };
+    let same = |a: usize, b: usize| pools[a].pool.shares_space_with(&pools[b].pool);
     if group.len() <= FEW {
         let mut kept = 0;
         for i in 0..group.len() {

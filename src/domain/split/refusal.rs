@@ -75,15 +75,12 @@ impl<O: Overhead> Planner<'_, O> {
                 format!("{} can be promised, the smallest branch is {}", shown(allocatable), shown(least));
             return ("full".to_owned(), reason);
         }
-        let sharing = beside.iter().find(|other| {
-            let (a, b) = (&view.pool, &other.pool);
-            !a.device.is_empty() && a.device == b.device
-        });
+        let sharing = beside.iter().find(|other| view.pool.shares_space_with(&other.pool));
         let reason = match sharing {
-            Some(other) => {
+            Some(other) if other.pool.name != view.pool.name => {
                 format!("it shares its filesystem with pool {}, which counts for both", other.pool.name)
             }
-            None => "another pool of this node has the same name".to_owned(),
+            _ => "another pool of this node has the same name".to_owned(),
         };
         ("on a filesystem that another pool counts for".to_owned(), reason)
     }
@@ -119,26 +116,32 @@ impl<O: Overhead> Planner<'_, O> {
                 "minBranches {minimum} needs as many filesystems{place}, and only {most} can be used"
             );
         }
-        if largest.is_zero() && minimum > 1 {
+        let smallest = self.smallest();
+        if minimum > 1 && smallest.is_zero() {
             return format!(
                 "minBranches {minimum} needs room for a splitQuantum of {quantum} in all filesystems but one"
             );
         }
+        if minimum > 1 && self.request.size < smallest {
+            return format!(
+                "{size} does not fit into {minimum} branches in quanta of {quantum}: the smallest volume that fits is {}",
+                shown(smallest)
+            );
+        }
+        if self.request.size <= largest && minimum > 1 {
+            return format!(
+                "{size} does not fit into {minimum} branches in quanta of {quantum}: sizes that fit come in steps, up to {}",
+                shown(largest)
+            );
+        }
+        if self.request.limit.is_some_and(|limit| limit < smallest) {
+            return format!(
+                "{size} does not fit within the limit: the smallest volume that fits is {}",
+                shown(smallest)
+            );
+        }
         if largest.is_zero() {
             return format!("{size} does not fit: there is no room for any volume now");
-        }
-        if self.request.size <= largest {
-            let smallest = self.smallest();
-            let between = if self.request.size < smallest {
-                format!("the smallest volume that fits is {}", shown(smallest))
-            } else {
-                format!("sizes that fit come in steps, up to {}", shown(largest))
-            };
-            return if minimum > 1 {
-                format!("{size} does not fit into {minimum} branches in quanta of {quantum}: {between}")
-            } else {
-                format!("{size} does not fit within the limit: {between}")
-            };
         }
         let one = match self.request.mode {
             VolumeMode::Block => " in one branch (a block volume of several is not supported)",

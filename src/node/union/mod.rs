@@ -2,9 +2,25 @@
 //!
 //! MergerFS runs as a process of its own that outlives the agent; what is needed to find it again is on disk. The kernel
 //! and the process itself are asked how it stands, never memory.
+//!
+//! In flow a [`UnionSpec`]; out flows a mount whose `data` directory is the volume. Invariants: a union that was handed
+//! out has answered, and has the options that it was asked for; a start that failed leaves no process and no mount; a
+//! record is on disk before a process exists. What the host can do is found out by trying, at start ([`selftest`]).
+//!
+//! - [`detect`]: which program; [`launch`]: starting and ending one process; [`overlay`]: read-only volumes;
+//!   [`record`]: what is on disk; [`selftest`]: what works here; [`supervise`]: how a union stands; [`watch`]: its end.
+
+mod detect;
+mod launch;
+pub mod merge;
+mod overlay;
+mod record;
+mod selftest;
+mod supervise;
+mod watch;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -13,8 +29,12 @@ use snafu::Snafu;
 
 use crate::domain::union::UnionKind;
 use crate::domain::{Bytes, VolumeId};
-use crate::platform::HostError;
 use crate::platform::process::ProcessId;
+use crate::platform::{Host, HostError};
+
+pub use detect::Program;
+pub use record::{Phase, Record, Retired};
+pub use watch::watch_exit;
 
 /// MergerFS on this node, as configured.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,6 +109,12 @@ pub struct UnionAbilities {
     pub direct_write: bool,
     /// Read-only overlayfs of several layers works.
     pub overlay: bool,
+    /// A file that outgrows its branch is moved to another one, whole; where it is not, its writer is told ENOSPC.
+    #[serde(default)]
+    pub moves_files: bool,
+    /// Options, for speed only, that this mergerfs refused in the self-test and that its unions do without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused_options: Vec<String>,
 }
 
 /// A union could not be made, asked or ended.
@@ -121,6 +147,14 @@ pub enum UnionError {
         /// What it has.
         found: String,
     },
+    /// The union cannot be as it was asked for.
+    #[snafu(display("volume {volume} cannot be merged as asked: {reason}"))]
+    Request {
+        /// The volume.
+        volume: VolumeId,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// A running union is of other branches or another kind than wanted.
     #[snafu(display("the union of volume {volume} that runs is another: {reason}"))]
     Differs {
@@ -139,61 +173,49 @@ pub enum UnionError {
     },
 }
 
-/// The unions of this node. Functions block.
+/// The unions of this node. Functions block; the caller sees to it that no two run for one volume at a time.
 #[derive(Debug)]
-pub struct Unions {}
+pub struct Unions {
+    host: Host,
+    records: record::Records,
+    logs: PathBuf,
+    settings: MergerfsSettings,
+    program: Option<Program>,
+    abilities: UnionAbilities,
+    boot_id: String,
+}
 
 impl Unions {
+    /// Finds out what this host can do, by trying: which mergerfs, whether a real union works, with what. Cleans up what
+    /// a self-test left that did not end. State is kept below `state_dir`, which must exist.
+    ///
+    /// Never fails: a host without a usable mergerfs can still serve volumes of one branch, and says why in
+    /// [`UnionAbilities::mergerfs_problem`].
+    #[must_use]
+    pub fn probe(host: &Host, settings: &MergerfsSettings, state_dir: &Path) -> Self {
+        let (program, abilities) = selftest::run(host, settings, state_dir);
+        let records = record::Records::new(host.clone(), state_dir);
+        let boot_id = records.boot_id().unwrap_or_default();
+        Self {
+            host: host.clone(),
+            records,
+            logs: state_dir.join("logs"),
+            settings: settings.clone(),
+            program,
+            abilities,
+            boot_id,
+        }
+    }
+
     /// What this host can do.
     #[must_use]
     pub fn abilities(&self) -> &UnionAbilities {
-        unimplemented!()
+        &self.abilities
     }
 
-    /// Makes the union run at `spec.mount_point`, or finds that it does (also one that an earlier agent started). On
-    /// return it has answered and its options were read back.
-    ///
-    /// # Errors
-    /// See [`UnionError`]; nothing stays mounted then.
-    pub fn ensure(&self, spec: &UnionSpec) -> Result<UnionState, UnionError> {
-        let _ = spec;
-        unimplemented!()
-    }
-
-    /// Starts a second union of the same spec at `spec.mount_point`, beside a dead or hung one that is mounted elsewhere,
-    /// and makes it the volume's union on record. For healing.
-    ///
-    /// # Errors
-    /// See [`UnionError`].
-    pub fn replace(&self, spec: &UnionSpec) -> Result<UnionState, UnionError> {
-        let _ = spec;
-        unimplemented!()
-    }
-
-    /// How the volume's union stands; touches no branch, comes back within 2 seconds.
-    ///
-    /// # Errors
-    /// The kernel's tables cannot be read.
-    pub fn observe(&self, volume: &VolumeId) -> Result<UnionState, UnionError> {
-        let _ = volume;
-        unimplemented!()
-    }
-
-    /// The options that the running process has, read back from it; empty for overlayfs.
-    ///
-    /// # Errors
-    /// It does not answer.
-    pub fn options(&self, volume: &VolumeId) -> Result<BTreeMap<String, String>, UnionError> {
-        let _ = volume;
-        unimplemented!()
-    }
-
-    /// Unmounts the volume's union, ends its process, removes its records. Nothing to do is success.
-    ///
-    /// # Errors
-    /// EBUSY where files are open in it and `force` is false. With `force`: lazy unmount, abort, kill.
-    pub fn stop(&self, volume: &VolumeId, force: bool) -> Result<(), UnionError> {
-        let _ = (volume, force);
-        unimplemented!()
+    /// The program that new unions run.
+    #[must_use]
+    pub fn program(&self) -> Option<&Program> {
+        self.program.as_ref()
     }
 }

@@ -1,0 +1,1 @@
+//! Pools on real disks.

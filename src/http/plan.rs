@@ -1,0 +1,99 @@
+//! `GET /v1/plan`: from the words of a query to the planner and back.
+
+use std::collections::BTreeMap;
+
+use super::api::PlanAnswer;
+use crate::domain::policy::{Policy, parameters};
+use crate::domain::pool::PoolView;
+use crate::domain::split::{self, Request};
+use crate::domain::volume::VolumeMode;
+use crate::domain::{Bytes, NodeName};
+
+/// The words of a query that are not StorageClass parameters.
+pub(super) const OWN: [(&str, &str); 4] = [
+    ("size", "Usable bytes that the volume must have at least, as `1Ti`; required."),
+    ("limit", "Usable bytes that it may have at most."),
+    ("consumer", "Node that will use it."),
+    ("mode", "`filesystem` (default) or `block`."),
+];
+
+/// Plans what the query asks for over these pools. The query: `size` and what else [`OWN`] names, and StorageClass
+/// parameters.
+///
+/// # Errors
+/// Every reason why the query itself cannot be understood.
+pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnswer, Vec<String>> {
+    let mut faults = Vec::new();
+    let mut own: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut given = BTreeMap::new();
+    for (key, value) in query {
+        let twice = if OWN.iter().any(|(name, _)| name == key) {
+            own.insert(key, value).is_some()
+        } else {
+            given.insert(key.clone(), value.clone()).is_some()
+        };
+        if twice {
+            faults.push(format!("{key} is given twice"));
+        }
+    }
+    let mut amount = |name: &str| -> Option<Bytes> {
+        let text = own.get(name)?;
+        match text.parse::<Bytes>() {
+            Ok(bytes) if bytes.is_zero() => {
+                faults.push(format!("{name}: must be more than nothing"));
+                None
+            }
+            Ok(bytes) => Some(bytes),
+            Err(why) => {
+                faults.push(format!("{name}: {why}"));
+                None
+            }
+        }
+    };
+    let size = amount("size");
+    let limit = amount("limit");
+    if !own.contains_key("size") {
+        faults.push("size is missing: say how large the volume shall be, as size=1Ti".to_owned());
+    }
+    if let (Some(size), Some(limit)) = (size, limit)
+        && limit < size
+    {
+        faults.push(format!("limit ({limit}) is below size ({size})"));
+    }
+    let consumer = own.get("consumer").and_then(|name| match name.parse::<NodeName>() {
+        Ok(node) => Some(node),
+        Err(e) => {
+            faults.push(format!("consumer: {e}"));
+            None
+        }
+    });
+    let mode = match own.get("mode") {
+        None | Some(&"filesystem") => VolumeMode::Filesystem,
+        Some(&"block") => VolumeMode::Block,
+        Some(other) => {
+            faults.push(format!("mode: {other:?} is neither filesystem nor block"));
+            VolumeMode::Filesystem
+        }
+    };
+    let policy = match Policy::parse(&given) {
+        Ok(policy) => Some(policy),
+        Err(told) => {
+            faults.extend(told.iter().map(ToString::to_string));
+            None
+        }
+    };
+    let (Some(size), Some(policy), true) = (size, policy, faults.is_empty()) else { return Err(faults) };
+    let request = Request { size, limit, mode, consumer, topology: Vec::new() };
+    Ok(match split::plan(&request, &policy, pools) {
+        Ok(plan) => PlanAnswer { feasible: true, plan: Some(plan), refusal: None },
+        Err(refusal) => PlanAnswer { feasible: false, plan: None, refusal: Some(refusal) },
+    })
+}
+
+/// The StorageClass parameters with their meaning.
+pub(super) fn class_parameters() -> impl Iterator<Item = (String, String)> {
+    parameters().iter().map(|p| {
+        let meaning = format!("{} Values: {}. Default: {}.", p.meaning, p.values, p.default);
+        (p.key.to_owned(), meaning)
+    })
+}

@@ -1,0 +1,176 @@
+//! A branch's identity: `branch.json`, beside its data.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::domain::policy::FsType;
+use crate::domain::pool::Enforcement;
+use crate::domain::split::BranchFormat;
+use crate::domain::{BranchId, Bytes, VolumeId};
+use crate::platform::{Host, Result};
+use crate::store::object::BranchSpec;
+
+/// Name of the identity file.
+pub(in crate::node) const RECORD: &str = "branch.json";
+/// Name of an image.
+pub(in crate::node) const IMAGE: &str = "disk.img";
+/// Name of the directory that holds a user's files, in a `directory` branch and at the root of an image's filesystem.
+pub(in crate::node) const DATA: &str = "data";
+
+/// Begins the name of a branch that is being made. No branch id begins with a point.
+const NEW: &str = ".new-";
+/// Begins the name of a branch that is being removed.
+const GONE: &str = ".gone-";
+
+/// The version that this program writes and reads.
+const VERSION: u32 = 1;
+
+/// An identity is a few hundred bytes; more than this is not one.
+const LIMIT: usize = 64 * 1024;
+
+/// What a branch is. Written once, when it is made; it grows with the branch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::node) struct BranchRecord {
+    pub(in crate::node) version: u32,
+    pub(in crate::node) branch: BranchId,
+    pub(in crate::node) volume: VolumeId,
+    pub(in crate::node) index: u32,
+    pub(in crate::node) size: Bytes,
+    pub(in crate::node) format: BranchFormat,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::node) fs_type: Option<FsType>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::node) fs_uuid: Option<String>,
+    #[serde(default)]
+    pub(in crate::node) thin: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::node) enforcement: Option<Enforcement>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::node) project: Option<u32>,
+}
+
+impl BranchRecord {
+    /// The identity of a new branch.
+    pub(in crate::node) fn new(spec: &BranchSpec) -> Self {
+        Self {
+            version: VERSION,
+            branch: spec.id.clone(),
+            volume: spec.volume.clone(),
+            index: spec.index,
+            size: spec.size,
+            format: spec.format,
+            fs_type: spec.fs_type,
+            fs_uuid: None,
+            thin: spec.thin,
+            enforcement: None,
+            project: None,
+        }
+    }
+
+    /// What of it is not as the spec wants; `None` where all is.
+    pub(in crate::node) fn differs(&self, spec: &BranchSpec) -> Option<String> {
+        fn pair<T: PartialEq + std::fmt::Debug>(what: &str, have: &T, want: &T) -> Option<String> {
+            (have != want).then(|| format!("its {RECORD} says {what} {have:?}, expected {want:?}"))
+        }
+        pair("version", &self.version, &VERSION)
+            .or_else(|| pair("branch", &self.branch.as_str(), &spec.id.as_str()))
+            .or_else(|| pair("volume", &self.volume.as_str(), &spec.volume.as_str()))
+            .or_else(|| pair("index", &self.index, &spec.index))
+            .or_else(|| pair("size", &self.size.get(), &spec.size.get()))
+            .or_else(|| pair("format", &self.format, &spec.format))
+            .or_else(|| pair("filesystem", &self.fs_type, &spec.fs_type))
+    }
+}
+
+/// The identity in the branch's directory `place`. `None` where there is none; the inner error says why it is not one.
+pub(in crate::node) fn read(host: &Host, place: &Path) -> Result<Option<BranchRecord>> {
+    Ok(parse(host.read_file(&place.join(RECORD), LIMIT)?).ok())
+}
+
+/// As [`read`], with the reason.
+pub(in crate::node) fn read_or_why(
+    host: &Host,
+    place: &Path,
+) -> Result<std::result::Result<BranchRecord, String>> {
+    Ok(parse(host.read_file(&place.join(RECORD), LIMIT)?))
+}
+
+fn parse(bytes: Option<Vec<u8>>) -> std::result::Result<BranchRecord, String> {
+    let bytes = bytes.ok_or_else(|| format!("it has no {RECORD}"))?;
+    serde_json::from_slice(&bytes).map_err(|e| format!("its {RECORD} cannot be understood: {e}"))
+}
+
+/// Writes the identity.
+pub(in crate::node) fn write(host: &Host, place: &Path, record: &BranchRecord) -> Result<()> {
+    let mut text = serde_json::to_vec_pretty(record).unwrap_or_default();
+    text.push(b'\n');
+    host.write_atomic(&place.join(RECORD), &text)
+}
+
+/// The directory's name while the branch is made.
+pub(in crate::node) fn unfinished(id: &BranchId) -> String {
+    format!("{NEW}{id}")
+}
+
+/// The directory's name while the branch is removed.
+pub(in crate::node) fn doomed(id: &BranchId) -> String {
+    format!("{GONE}{id}")
+}
+
+/// The branch that a name under `branches/` is a leftover of; `None` where it is none of ours.
+pub(in crate::node) fn leftover(name: &str) -> Option<BranchId> {
+    name.strip_prefix(NEW).or_else(|| name.strip_prefix(GONE))?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> BranchSpec {
+        BranchSpec {
+            id: "v-0".parse().unwrap(),
+            volume: "v".parse().unwrap(),
+            index: 0,
+            node: "n".parse().unwrap(),
+            pool: "p".parse().unwrap(),
+            size: Bytes::mib(64),
+            usable: Bytes::mib(50),
+            format: BranchFormat::Image,
+            fs_type: Some(FsType::Ext4),
+            thin: false,
+            accept_unenforced: false,
+        }
+    }
+
+    #[test]
+    fn an_identity_names_what_differs() {
+        let record = BranchRecord::new(&spec());
+        assert_eq!(record.differs(&spec()), None);
+        let other = BranchRecord { volume: "w".parse().unwrap(), ..record.clone() };
+        assert!(other.differs(&spec()).unwrap().contains("volume \"w\", expected \"v\""));
+        let newer = BranchRecord { version: 2, ..record };
+        assert!(newer.differs(&spec()).unwrap().contains("version"));
+    }
+
+    #[test]
+    fn an_identity_is_read_as_it_was_written() {
+        let record =
+            BranchRecord { project: Some(7), fs_uuid: Some("u".to_owned()), ..BranchRecord::new(&spec()) };
+        let text = serde_json::to_vec(&record).unwrap();
+        assert_eq!(parse(Some(text)), Ok(record));
+        assert!(parse(Some(b"{".to_vec())).is_err());
+        assert!(parse(None).unwrap_err().contains("no branch.json"));
+    }
+
+    #[test]
+    fn only_our_own_names_are_leftovers() {
+        let id: BranchId = "v-0".parse().unwrap();
+        assert_eq!(leftover(&unfinished(&id)), Some(id.clone()));
+        assert_eq!(leftover(&doomed(&id)), Some(id));
+        for other in ["v-0", ".new-", ".new-../x", ".git", "lost+found", ".gone", ".new-A"] {
+            assert_eq!(leftover(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Which branches the pools hold: in memory, read from the disks when a pool appears.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::{OpenPool, Pools, Reservation, lock};
+use crate::domain::pool::{Enforcement, allocatable};
+use crate::domain::split::BranchFormat;
+use crate::domain::{BranchId, Bytes, PoolName};
+use crate::node::branch::record::{self, BranchRecord};
+use crate::platform::{Host, Result};
+
+/// What must be known of a branch to count it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::node) struct Known {
+    /// What it takes of the pool.
+    pub(in crate::node) size: Bytes,
+    /// What it is.
+    pub(in crate::node) format: BranchFormat,
+    /// How its size is enforced.
+    pub(in crate::node) enforcement: Enforcement,
+    /// Its project, where that enforces its size.
+    pub(in crate::node) project: Option<u32>,
+    /// It is being made, and lies under its unfinished name.
+    pub(in crate::node) pending: bool,
+}
+
+impl From<&BranchRecord> for Known {
+    fn from(record: &BranchRecord) -> Self {
+        Self {
+            size: record.size,
+            format: record.format,
+            enforcement: record.enforcement.unwrap_or(Enforcement::None),
+            project: record.project,
+            pending: false,
+        }
+    }
+}
+
+/// The branches of one pool.
+#[derive(Clone, Debug)]
+pub(super) struct Inventory {
+    /// The filesystem that they were read from.
+    pub(super) device: String,
+    pub(super) number: (u32, u32),
+    pub(super) branches_dir: std::path::PathBuf,
+    pub(super) branches: BTreeMap<BranchId, Known>,
+}
+
+/// A branch was not admitted.
+#[derive(Debug)]
+pub(in crate::node) enum Refused<E> {
+    /// Only so much could be had.
+    NoRoom(Bytes),
+    /// Taking the room failed.
+    Failed(E),
+}
+
+/// Figures of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) promised: Bytes,
+    pub(super) occupied: Bytes,
+}
+
+impl Pools {
+    /// Reads the pool's branches where that was not done since it appeared.
+    pub(super) fn load(&self, pool: &OpenPool) -> Result<()> {
+        let known = |all: &std::collections::HashMap<PoolName, Inventory>| {
+            all.get(&pool.name).is_some_and(|i| i.device == pool.device && i.number == pool.number)
+        };
+        if known(&lock(&self.inventories)) {
+            return Ok(());
+        }
+        let mut branches = BTreeMap::new();
+        for name in self.host.directory_names(&pool.branches())?.unwrap_or_default() {
+            let Some(id) = name.to_str().and_then(|n| n.parse::<BranchId>().ok()) else { continue };
+            // What cannot be read is found again, and reported, when it is used; it cannot be counted.
+            if let Ok(Some(record)) = record::read(&self.host, &pool.branches().join(&id)) {
+                branches.insert(id, Known::from(&record));
+            }
+        }
+        let mut all = lock(&self.inventories);
+        if !known(&all) {
+            let inventory = Inventory {
+                device: pool.device.clone(),
+                number: pool.number,
+                branches_dir: pool.branches(),
+                branches,
+            };
+            all.insert(pool.name.clone(), inventory);
+        }
+        Ok(())
+    }
+
+    /// A pool that is absent has no inventory: it is read anew when the pool returns, whatever was done to it meanwhile.
+    pub(super) fn unload(&self, pool: &PoolName) {
+        lock(&self.inventories).remove(pool);
+    }
+
+    /// The branch exists.
+    pub(in crate::node) fn remember(&self, pool: &PoolName, branch: &BranchId, known: Known) {
+        if let Some(inventory) = lock(&self.inventories).get_mut(pool) {
+            inventory.branches.insert(branch.clone(), known);
+        }
+    }
+
+    /// The branch does not exist any more.
+    pub(in crate::node) fn forget(&self, pool: &PoolName, branch: &BranchId) {
+        if let Some(inventory) = lock(&self.inventories).get_mut(pool) {
+            inventory.branches.remove(branch);
+        }
+    }
+
+    /// Admits a branch of `known.size` and takes its room by `take`, one at a time on each device: while room is taken,
+    /// what is free and what is promised do not belong to one moment.
+    ///
+    /// # Errors
+    /// [`Refused::NoRoom`] with what could be had, [`Refused::Failed`] with the error of `take`.
+    pub(in crate::node) fn admit<E>(
+        &self,
+        pool: &OpenPool,
+        branch: &BranchId,
+        known: Known,
+        take: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Reservation<'_>, Refused<E>> {
+        let admission = self.admission(&pool.device);
+        let _one_at_a_time = lock(&admission);
+        let load = self.load_of(&pool.device);
+        // Read anew: others on this device may have taken of it since the pool was opened.
+        let free =
+            self.host.space(&pool.path, super::ANSWER_BOUND).map_or(Bytes::ZERO, |s| Bytes::new(s.available));
+        let room = allocatable(
+            Bytes::new(pool.space.total),
+            free,
+            self.reserve_of(pool),
+            load.promised,
+            load.occupied,
+        );
+        if known.size > room {
+            return Err(Refused::NoRoom(room));
+        }
+        self.remember(&pool.name, branch, Known { pending: true, ..known });
+        let reservation =
+            Reservation { pools: self, pool: pool.name.clone(), branch: branch.clone(), kept: false };
+        take().map_err(Refused::Failed)?;
+        Ok(reservation)
+    }
+
+    /// Projects in use on the device, as far as our branches are concerned.
+    pub(in crate::node) fn projects(&self, device: &str) -> Vec<u32> {
+        let all = lock(&self.inventories);
+        all.values()
+            .filter(|i| i.device == device)
+            .flat_map(|i| i.branches.values())
+            .filter_map(|k| k.project)
+            .collect()
+    }
+
+    /// What is promised and occupied on the device, over all pools on it.
+    pub(super) fn load_of(&self, device: &str) -> Load {
+        let on_device: Vec<Inventory> =
+            lock(&self.inventories).values().filter(|i| i.device == device).cloned().collect();
+        let mut load = Load::default();
+        for inventory in &on_device {
+            for (id, known) in &inventory.branches {
+                let name = if known.pending { record::unfinished(id) } else { id.as_str().to_owned() };
+                let occupied = occupied(&self.host, &inventory.branches_dir.join(name), known);
+                load.promised = load.promised.saturating_add(known.size);
+                load.occupied = load.occupied.saturating_add(occupied.min(known.size));
+            }
+        }
+        load
+    }
+}
+
+/// What the branch in `place` occupies; nothing where that cannot be told, which is the careful answer: what is not known
+/// to be written counts as still to come.
+pub(in crate::node) fn occupied(host: &Host, place: &Path, known: &Known) -> Bytes {
+    let bytes = match (known.format, known.enforcement, known.project) {
+        (BranchFormat::Image, ..) => host.occupied(&place.join(record::IMAGE)).map(|(blocks, _)| blocks),
+        (BranchFormat::Directory, Enforcement::ProjectQuota, Some(project)) => {
+            host.project_quota_usage(place, project).map(|u| u.used)
+        }
+        (BranchFormat::Directory, Enforcement::Qgroup, _) => {
+            host.subvolume_usage(&place.join(record::DATA)).map(|u| u.used)
+        }
+        (BranchFormat::Directory, ..) => Ok(0),
+    };
+    Bytes::new(bytes.unwrap_or(0))
+}

@@ -1,0 +1,102 @@
+//! Measuring the pools.
+
+use super::{OpenPool, PoolSettings, Pools};
+use crate::domain::Bytes;
+use crate::domain::policy::FsType;
+use crate::domain::pool::{Enforcement, Media, PoolReport, PoolState, allocatable};
+
+impl Pools {
+    /// What the pools are and have now, in the order of the configuration. Takes a few system calls for each pool and one
+    /// for each branch, and never longer than the bound for each pool that does not answer.
+    #[must_use]
+    pub fn measure(&self) -> Vec<PoolReport> {
+        let filesystems = self.image_filesystems();
+        let mounts = self.host.mounts();
+        let opened: Vec<(&PoolSettings, Result<OpenPool, String>)> = self
+            .settings
+            .iter()
+            .map(|settings| {
+                let pool = match &mounts {
+                    Ok(mounts) => self.open_one(settings, mounts),
+                    Err(e) => Err(e.to_string()),
+                };
+                if pool.is_err() {
+                    self.unload(&settings.name);
+                }
+                (settings, pool)
+            })
+            .collect();
+        // Only now, because a device's load is the sum over all pools that lie on it.
+        opened
+            .into_iter()
+            .map(|(settings, pool)| match pool {
+                Ok(pool) => self.report(settings, &pool, &filesystems),
+                Err(reason) => absent(settings, reason),
+            })
+            .collect()
+    }
+
+    fn report(&self, settings: &PoolSettings, pool: &OpenPool, filesystems: &[FsType]) -> PoolReport {
+        // `occupied` before and after `free`, the smaller of both: what is written or removed between the readings then
+        // makes the pool look fuller than it is, never emptier.
+        let before = self.load_of(&pool.device);
+        let space = self.host.space(&pool.path, super::ANSWER_BOUND).unwrap_or(pool.space);
+        let after = self.load_of(&pool.device);
+        let promised = before.promised.max(after.promised);
+        let occupied = before.occupied.min(after.occupied);
+        let (total, free) = (Bytes::new(space.total), Bytes::new(space.available));
+        let reserve = self.reserve_of(pool);
+        let read_only = pool.read_only;
+        let room =
+            if read_only { Bytes::ZERO } else { allocatable(total, free, reserve, promised, occupied) };
+        PoolReport {
+            name: settings.name.clone(),
+            path: settings.path.display().to_string(),
+            state: if read_only { PoolState::ReadOnly } else { PoolState::Ready },
+            message: if read_only {
+                format!(
+                    "{} is mounted read-only: its branches can be read, none can be made or removed; mount it writable \
+                     (after an error of the disk the kernel does this by itself: look at its log)",
+                    settings.path.display()
+                )
+            } else {
+                String::new()
+            },
+            labels: settings.labels.clone(),
+            media: settings.media.unwrap_or_else(|| self.host.media(pool.number).unwrap_or(Media::Unknown)),
+            device: pool.device.clone(),
+            filesystem: pool.filesystem.clone(),
+            enforcement: pool.enforcement,
+            enforcement_message: pool.enforcement_message.clone(),
+            image_filesystems: filesystems.to_vec(),
+            total,
+            free,
+            reserve,
+            promised,
+            occupied,
+            allocatable: Some(room),
+        }
+    }
+}
+
+fn absent(settings: &PoolSettings, message: String) -> PoolReport {
+    PoolReport {
+        name: settings.name.clone(),
+        path: settings.path.display().to_string(),
+        state: PoolState::Absent,
+        message,
+        labels: settings.labels.clone(),
+        media: settings.media.unwrap_or(Media::Unknown),
+        device: String::new(),
+        filesystem: String::new(),
+        enforcement: Enforcement::None,
+        enforcement_message: String::new(),
+        image_filesystems: Vec::new(),
+        total: Bytes::ZERO,
+        free: Bytes::ZERO,
+        reserve: Bytes::ZERO,
+        promised: Bytes::ZERO,
+        occupied: Bytes::ZERO,
+        allocatable: Some(Bytes::ZERO),
+    }
+}

@@ -1,0 +1,155 @@
+//! Trying what a filesystem really does, where its word is not enough.
+//!
+//! These calls write to the filesystem: they are for scratch ones.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::Duration;
+
+use super::process::ProcessId;
+use super::{Host, HostError, Result, failed};
+
+/// Aligned for direct I/O on every device: logical blocks are at most a page.
+#[repr(align(4096))]
+struct Page([u8; 4096]);
+
+impl Page {
+    fn filled(byte: u8) -> Box<Self> {
+        Box::new(Self([byte; 4096]))
+    }
+}
+
+/// What a file could do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IoTrial {
+    /// `O_DIRECT` writes work.
+    pub direct_write: bool,
+    /// `O_DIRECT` reads work.
+    pub direct_read: bool,
+}
+
+impl Host {
+    /// Makes the file `path`, writes and reads it in the ordinary way and by `O_DIRECT`, and removes it, within `bound`.
+    /// That direct I/O is refused (EINVAL) is a result.
+    ///
+    /// # Errors
+    /// Ordinary I/O fails or gives back something else, direct I/O fails otherwise, or a timeout.
+    pub fn try_io(&self, path: &Path, bound: Duration) -> Result<IoTrial> {
+        self.enter("try I/O", path)?;
+        let file = path.to_owned();
+        match self.probes.ask(path, bound, move || try_io(&file))? {
+            Some(result) => result.map_err(failed("read and write", path)),
+            None => Err(late("I/O", path, bound)),
+        }
+    }
+
+    /// Appends 64 KiB `blocks` times to the file at `path`, made where missing, and reads it all again: whether everything
+    /// is there and in its place. False as well where the filesystem is full.
+    ///
+    /// # Errors
+    /// I/O fails otherwise, or a timeout.
+    pub fn try_append(&self, path: &Path, blocks: u8, bound: Duration) -> Result<bool> {
+        self.enter("try appending", path)?;
+        let file = path.to_owned();
+        match self.probes.ask(path, bound, move || try_append(&file, blocks))? {
+            Some(Err(error)) if error.kind() == ErrorKind::StorageFull => Ok(false),
+            Some(result) => result.map_err(failed("append and read", path)),
+            None => Err(late("I/O", path, bound)),
+        }
+    }
+
+    /// Whether the file at `path` (made and removed here) can be read and written while the process that serves it is
+    /// stopped: only I/O passthrough does that. The process runs on afterwards. Waits at most `bound` for each step.
+    ///
+    /// # Errors
+    /// The file cannot be made or opened, or the process not be signalled.
+    pub fn try_passthrough(&self, path: &Path, server: &ProcessId, bound: Duration) -> Result<bool> {
+        self.enter("try passthrough", path)?;
+        let name = path.to_owned();
+        let opened = self.probes.ask(path, bound, move || {
+            std::fs::write(&name, &Page::filled(1).0)?;
+            OpenOptions::new().read(true).write(true).open(&name)
+        })?;
+        let file = opened.ok_or_else(|| late("open", path, bound))?.map_err(failed("open", path))?;
+        self.process_signal(server, libc::SIGSTOP)?;
+        let answered = self.probes.ask(path, bound, move || {
+            let outcome = overwrite(&file);
+            // Closing asks the process again: not while it is stopped.
+            (outcome, file)
+        });
+        self.process_signal(server, libc::SIGCONT)?;
+        let passed = matches!(&answered, Ok(Some((Ok(()), _))));
+        drop(answered?);
+        let name = path.to_owned();
+        // Right after a timeout the abandoned question still holds the path: the directory is removed with all in it.
+        self.probes.ask(path, bound, move || std::fs::remove_file(name))?;
+        Ok(passed)
+    }
+}
+
+fn late(action: &'static str, path: &Path, bound: Duration) -> HostError {
+    HostError::Timeout { action, subject: path.display().to_string(), seconds: bound.as_secs() }
+}
+
+fn overwrite(file: &File) -> io::Result<()> {
+    let mut found = Page::filled(0);
+    // A write always reaches the server of a proxied file, or waits for a page of it that is not cached.
+    file.write_all_at(&Page::filled(2).0, 0)?;
+    file.read_exact_at(&mut found.0, 0)?;
+    if found.0 == Page::filled(2).0 { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
+}
+
+fn try_io(path: &Path) -> io::Result<IoTrial> {
+    let mut found = Page::filled(0);
+    let mut trial = IoTrial::default();
+    {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
+        file.write_all_at(&Page::filled(1).0, 0)?;
+        file.sync_all()?;
+        file.read_exact_at(&mut found.0, 0)?;
+        if found.0 != Page::filled(1).0 {
+            return Err(ErrorKind::InvalidData.into());
+        }
+    }
+    let direct = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
+    if let Some(file) = accepted(direct)? {
+        trial.direct_read = accepted(file.read_exact_at(&mut found.0, 0))?.is_some();
+        if trial.direct_read && found.0 != Page::filled(1).0 {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        trial.direct_write = accepted(file.write_all_at(&Page::filled(2).0, 0))?.is_some();
+    }
+    if trial.direct_write {
+        let file = File::open(path)?;
+        file.read_exact_at(&mut found.0, 0)?;
+        if found.0 != Page::filled(2).0 {
+            return Err(ErrorKind::InvalidData.into());
+        }
+    }
+    std::fs::remove_file(path)?;
+    Ok(trial)
+}
+
+fn try_append(path: &Path, blocks: u8) -> io::Result<bool> {
+    let mut wanted = Vec::new();
+    {
+        let mut file = OpenOptions::new().append(true).create(true).open(path)?;
+        for block in 1..=blocks {
+            let content = [block; 64 * 1024];
+            file.write_all(&content)?;
+            wanted.extend_from_slice(&content);
+        }
+    }
+    Ok(std::fs::read(path)? == wanted)
+}
+
+/// Direct I/O that the filesystem does not do is no failure.
+fn accepted<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,165 @@
+//! Logs and metrics of the agent.
+//!
+//! Logs go to standard error. Metrics are made when they are asked for, from what the node shows at that moment
+//! ([`Scrape`]); the one table of them is [`table::METRICS`].
+
+mod gather;
+pub mod table;
+
+use std::collections::BTreeMap;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+use tracing_subscriber::EnvFilter;
+
+use crate::domain::NodeName;
+use crate::domain::pool::PoolReport;
+use crate::node::union::UnionAbilities;
+use crate::node::volume::VolumeSnapshot;
+use gather::{Family, Value};
+use table::Kind;
+
+/// Media type of [`encode`]'s text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Starts logging on standard error. `filter` was checked with the configuration. A second call changes nothing: the
+/// first subscriber stays.
+pub fn init(filter: &str, json: bool) {
+    let filter = EnvFilter::new(filter);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Only a second call can fail, and what it wanted exists then.
+    let _ = if json { builder.json().flatten_event(true).try_init() } else { builder.try_init() };
+}
+
+/// Calls of one CSI method.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MethodCalls {
+    /// How many ended with which gRPC code, named as in the specification (`OK`, `NOT_FOUND`, …).
+    pub codes: BTreeMap<&'static str, u64>,
+    /// How many took at most so many seconds, by bound, each bound including the lower ones'.
+    pub buckets: Vec<(f64, u64)>,
+    /// Seconds that all of them took.
+    pub seconds: f64,
+}
+
+/// What was counted since the agent started.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Counters {
+    /// CSI calls by method.
+    pub csi: BTreeMap<&'static str, MethodCalls>,
+    /// Splits by outcome: `planned`, `infeasible`, `replanned`.
+    pub splits: BTreeMap<&'static str, u64>,
+}
+
+/// What the agent's own process takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AgentUsage {
+    /// Resident memory in bytes.
+    pub resident: u64,
+    /// Processor time in seconds, user and system.
+    pub cpu_seconds: f64,
+}
+
+impl AgentUsage {
+    /// As it is now; zero where the kernel does not tell.
+    #[must_use]
+    pub fn now() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let resident = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+            .map_or(0, |kib| kib.saturating_mul(1024));
+        let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF);
+        let cpu_seconds = usage.map_or(0.0, |u| {
+            [u.user_time(), u.system_time()]
+                .iter()
+                .map(|t| {
+                    std::time::Duration::new(t.tv_sec().unsigned_abs(), 0).as_secs_f64() + micros(t.tv_usec())
+                })
+                .sum()
+        });
+        Self { resident, cpu_seconds }
+    }
+}
+
+fn micros(n: i64) -> f64 {
+    std::time::Duration::from_micros(n.unsigned_abs()).as_secs_f64()
+}
+
+/// What the metrics are made from.
+#[derive(Clone, Debug)]
+pub struct Scrape {
+    /// This node.
+    pub node: NodeName,
+    /// Whether it can serve volumes.
+    pub ready: bool,
+    /// Its pools.
+    pub pools: Vec<PoolReport>,
+    /// The volumes that are staged or published on it.
+    pub volumes: Vec<VolumeSnapshot>,
+    /// Resident memory in bytes of the MergerFS processes that live, by pid.
+    pub memory: BTreeMap<i32, u64>,
+    /// What unions it can make.
+    pub abilities: UnionAbilities,
+    /// What was counted.
+    pub counters: Counters,
+    /// The agent's own process.
+    pub agent: AgentUsage,
+}
+
+/// The metrics in OpenMetrics text.
+#[must_use]
+pub fn encode(scrape: &Scrape) -> String {
+    let mut registry = Registry::default();
+    registry.register_collector(Box::new(Gathered(gather::families(scrape))));
+    let mut out = String::new();
+    // Writing to a String cannot fail, and the table's test encodes every metric.
+    if text::encode(&mut out, &registry).is_err() {
+        tracing::error!("metrics cannot be encoded");
+    }
+    out
+}
+
+#[derive(Debug)]
+struct Gathered(Vec<Family>);
+
+impl Collector for Gathered {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), std::fmt::Error> {
+        for family in &self.0 {
+            let spec = family.spec;
+            let kind = match spec.kind {
+                Kind::Gauge => MetricType::Gauge,
+                Kind::Counter => MetricType::Counter,
+                Kind::Histogram => MetricType::Histogram,
+            };
+            // The encoder adds the unit and `_total` itself.
+            let unit = spec.unit.map(|unit| unit.prometheus());
+            let mut metric = encoder.encode_descriptor(spec.base_name(), spec.help, unit.as_ref(), kind)?;
+            for (labels, value) in &family.samples {
+                let mut one = metric.encode_family(labels)?;
+                match value {
+                    Value::Count(n) if spec.kind == Kind::Counter => {
+                        one.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(n, None)?;
+                    }
+                    Value::Count(n) => one.encode_gauge(n)?,
+                    Value::Real(x) if spec.kind == Kind::Counter => {
+                        one.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(x, None)?;
+                    }
+                    Value::Real(x) => one.encode_gauge(x)?,
+                    Value::Times { sum, count, buckets } => one
+                        .encode_histogram::<prometheus_client::encoding::NoLabelSet>(
+                            *sum, *count, buckets, None,
+                        )?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;
