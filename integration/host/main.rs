@@ -9,6 +9,7 @@ mod bad_input;
 mod branch;
 mod overhead;
 mod platform;
+mod platform_fuse;
 mod pool;
 mod semantics;
 mod support;
