@@ -86,6 +86,9 @@ pub fn disk_with(scratch: &Scratch, name: &str, fs: &str, mib: u64, options: &st
     match fs {
         "xfs" => run("mkfs.xfs", &["-q", image_str]),
         "btrfs" => run("mkfs.btrfs", &["-q", image_str]),
+        _ if options.contains("prjquota") => {
+            run("mkfs.ext4", &["-q", "-m", "0", "-O", "quota,project", "-E", "quotatype=prjquota", image_str])
+        }
         _ => run("mkfs.ext4", &["-q", "-m", "0", image_str]),
     };
     std::fs::create_dir_all(&point).expect("mount point");

@@ -1,0 +1,124 @@
+//! Tests that need what the host's kernel may lack; run inside the virtual machine of `integration/vm/run`.
+
+#[path = "../host/support.rs"]
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use union_csi::domain::pool::Enforcement;
+use union_csi::domain::split::BranchFormat;
+use union_csi::domain::{BranchId, Bytes};
+use union_csi::platform::Host;
+use union_csi::store::object::{BranchPhase, BranchSpec};
+
+use support::{Scratch, disk_with, node, run};
+
+fn directory(index: u32, pool: &str, mib: u64) -> BranchSpec {
+    BranchSpec {
+        id: format!("vol-{index}").parse::<BranchId>().expect("branch"),
+        volume: "vol".parse().expect("volume"),
+        index,
+        node: "node-1".parse().expect("node"),
+        pool: pool.parse().expect("pool"),
+        size: Bytes::mib(mib),
+        usable: Bytes::mib(mib),
+        format: BranchFormat::Directory,
+        fs_type: None,
+        thin: false,
+        accept_unenforced: false,
+    }
+}
+
+/// Writes until the filesystem refuses; how many bytes went in.
+fn fill(file: &Path) -> u64 {
+    let mut out = fs::File::create(file).expect("a file");
+    let block = vec![7; 1 << 20];
+    for _ in 0..4096 {
+        if out.write_all(&block).and_then(|()| out.sync_data()).is_err() {
+            break;
+        }
+    }
+    drop(out);
+    fs::metadata(file).expect("the file").len()
+}
+
+fn a_directory_branch_keeps_to_its_size(fs_type: &str) {
+    let scratch = Scratch::new();
+    let point = disk_with(&scratch, "quota", fs_type, 512, "prjquota");
+    let node = node(&scratch, &Host::new(), &[&point]);
+    let report = node.pools.measure().remove(0);
+    assert_eq!(report.enforcement, Enforcement::ProjectQuota, "{}", report.enforcement_message);
+
+    let spec = directory(0, report.name.as_str(), 64);
+    let status = node.branches.ensure_present(&spec, false).expect("the branch is made");
+    assert_eq!((status.phase, status.enforcement), (BranchPhase::Bound, Some(Enforcement::ProjectQuota)));
+    let other = directory(1, report.name.as_str(), 96);
+    node.branches.ensure_present(&other, false).expect("a second branch beside it");
+
+    let at = scratch.join("at");
+    node.branches.ensure_attached(&spec, &at, false).expect("attached");
+    let shown: u64 = run("df", &["-B1", "--output=size", &at.join("data").display().to_string()])
+        .lines()
+        .last()
+        .unwrap_or("")
+        .trim()
+        .parse()
+        .expect("df");
+    assert_eq!(shown, 64 << 20, "df shows the branch, not the disk");
+
+    fs::create_dir_all(at.join("data/a/b")).expect("directories");
+    let written = fill(&at.join("data/a/b/file"));
+    assert!((60 << 20..=64 << 20).contains(&written), "{written} bytes went into a branch of 64 MiB");
+    let used = node.branches.occupied(&spec).expect("the quota's figure");
+    assert!(used.get() >= written, "{used} used, {written} written");
+    let report = node.pools.measure().remove(0);
+    assert_eq!(report.promised, Bytes::mib(160));
+    assert!(report.occupied.get() >= written && report.occupied <= Bytes::mib(160));
+
+    let second = scratch.join("second");
+    node.branches.ensure_attached(&other, &second, false).expect("attached");
+    let beside = fill(&second.join("data/file"));
+    assert!((92 << 20..=96 << 20).contains(&beside), "the other branch has its own limit: {beside}");
+
+    node.branches.ensure_detached(&spec.id, &at, false).expect("detached");
+    node.branches.ensure_detached(&other.id, &second, false).expect("detached");
+    for spec in [&spec, &other] {
+        node.branches.ensure_absent(spec).expect("removed");
+    }
+    assert_eq!(
+        fs::read_dir(point.join("branches")).expect("branches").count(),
+        0,
+        "something is left on the disk"
+    );
+    let again = directory(2, report.name.as_str(), 64);
+    node.branches.ensure_present(&again, false).expect("a branch after the removed ones");
+    node.branches.ensure_attached(&again, &at, false).expect("attached");
+    let written = fill(&at.join("data/file"));
+    assert!((60 << 20..=64 << 20).contains(&written), "a reused project must not inherit usage: {written}");
+    node.branches.ensure_detached(&again.id, &at, false).expect("detached");
+}
+
+#[test]
+fn a_directory_branch_on_ext4_keeps_to_its_size() {
+    a_directory_branch_keeps_to_its_size("ext4");
+}
+
+#[test]
+fn a_directory_branch_on_xfs_keeps_to_its_size() {
+    a_directory_branch_keeps_to_its_size("xfs");
+}
+
+#[test]
+fn a_pool_without_quota_says_so_and_refuses_directories() {
+    let scratch = Scratch::new();
+    let point = disk_with(&scratch, "plain", "xfs", 512, "noquota");
+    let node = node(&scratch, &Host::new(), &[&point]);
+    let report = node.pools.measure().remove(0);
+    assert_eq!(report.enforcement, Enforcement::None);
+    assert!(report.enforcement_message.contains("prjquota"), "{}", report.enforcement_message);
+    let refused = node.branches.ensure_present(&directory(0, report.name.as_str(), 64), false);
+    assert!(refused.is_err(), "a directory whose size nobody enforces was made");
+    assert!(!point.join("branches/vol-0").exists());
+}
