@@ -195,3 +195,165 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
         status: BranchStatus::default(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{pool, split};
+    use super::*;
+    use crate::domain::Bytes;
+
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
+    fn views() -> Vec<PoolView> {
+        let view = |name| PoolView {
+            node: "n1".parse().unwrap(),
+            node_labels: BTreeMap::new(),
+            pool: pool(name, 10),
+        };
+        vec![view("a"), view("b"), view("c")]
+    }
+
+    fn decided(split: &VolumeSplit, branches: &[&Branch]) -> Vec<Action> {
+        decide(split, branches, &Room { pools: &views, excluded: &[] }, NOW).actions
+    }
+
+    /// Does what was decided, as the store would, until nothing is.
+    fn settle(split: &mut VolumeSplit, branches: &mut Vec<Branch>) {
+        for _ in 0..10 {
+            let actions = decided(split, &branches.iter().collect::<Vec<_>>());
+            if actions.is_empty() {
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::SetPlan { branches, next_index } => {
+                        split.spec.branches = branches;
+                        split.spec.next_index = next_index;
+                    }
+                    Action::CreateBranch(branch) => branches.push(*branch),
+                    Action::DeleteBranch { name, .. } => branches.retain(|b| b.meta.name != name),
+                    Action::SetStatus(status) => split.status = status,
+                    Action::RemoveFinalizer => split.meta.finalizers.clear(),
+                }
+            }
+        }
+        panic!("it never comes to rest");
+    }
+
+    fn complete() -> (VolumeSplit, Vec<Branch>) {
+        let (mut split, mut branches) = (split("v", 15), Vec::new());
+        settle(&mut split, &mut branches);
+        branches.iter_mut().for_each(|b| b.status.phase = BranchPhase::Bound);
+        settle(&mut split, &mut branches);
+        (split, branches)
+    }
+
+    #[test]
+    fn the_plan_is_written_alone_and_before_any_branch() {
+        let new = split("v", 15);
+        let actions = decided(&new, &[]);
+        let [Action::SetPlan { branches, next_index }] = actions.as_slice() else { panic!("{actions:?}") };
+        assert_eq!((branches.len(), *next_index), (2, 2));
+        assert!(usable_of(branches) >= Bytes::gib(15));
+    }
+
+    fn usable_of(branches: &[PlannedBranch]) -> Bytes {
+        super::super::planning::usable(branches)
+    }
+
+    #[test]
+    fn what_is_done_is_not_done_again() {
+        let (split, branches) = complete();
+        assert!(condition(&split.status.conditions, "Ready").unwrap().status);
+        let later = Timestamp::from_second(1_000_000).unwrap();
+        let room = Room { pools: &views, excluded: &[] };
+        let decision = decide(&split, &branches.iter().collect::<Vec<_>>(), &room, later);
+        assert_eq!(decision, Decision::default(), "time alone changes nothing");
+    }
+
+    #[test]
+    fn a_refused_branch_is_replaced_in_one_write_and_then_goes() {
+        let (mut split, mut branches) = (split("v", 15), Vec::new());
+        settle(&mut split, &mut branches);
+        let before = split.spec.branches.clone();
+        branches[0].status.phase = BranchPhase::Refused;
+        branches[1].status.phase = BranchPhase::Bound;
+        let refs: Vec<_> = branches.iter().collect();
+        let decision = decide(&split, &refs, &Room { pools: &views, excluded: &[] }, NOW);
+        let [Action::SetPlan { branches: planned, next_index }] = decision.actions.as_slice() else {
+            panic!("{decision:?}")
+        };
+        assert_eq!(decision.refused_by, [(before[0].node.clone(), before[0].pool.clone())]);
+        assert_eq!(planned[0], before[1], "the bound one stays");
+        assert!(planned[1..].iter().all(|b| b.index >= 2 && b.pool != before[0].pool), "{planned:?}");
+        assert!(*next_index > 2);
+        assert!(usable_of(planned) >= Bytes::gib(15));
+        split.spec.branches = planned.clone();
+        split.spec.next_index = *next_index;
+        let name = branches[0].meta.name.clone();
+        let actions = decided(&split, &branches.iter().collect::<Vec<_>>());
+        assert!(
+            actions
+                .iter()
+                .any(|a| matches!(a, Action::DeleteBranch { name: n, version: Some(_) } if *n == name))
+        );
+    }
+
+    #[test]
+    fn a_complete_volume_keeps_its_plan_whatever_its_branches_say() {
+        for phase in [BranchPhase::Refused, BranchPhase::Lost, BranchPhase::Failing, BranchPhase::Pending] {
+            let (split, mut branches) = complete();
+            branches[0].status.phase = phase;
+            let actions = decided(&split, &branches.iter().collect::<Vec<_>>());
+            let [Action::SetStatus(status)] = actions.as_slice() else { panic!("{phase:?}: {actions:?}") };
+            assert!(!condition(&status.conditions, "Ready").unwrap().status);
+            assert_eq!(condition(&status.conditions, "Pending").unwrap().reason, pending::BOUND);
+        }
+        let (split, branches) = complete();
+        let actions = decided(&split, &[&branches[0]]);
+        assert!(matches!(actions.as_slice(), [Action::SetStatus(_)]), "no empty branch is made: {actions:?}");
+    }
+
+    #[test]
+    fn a_branch_that_may_hold_files_goes_with_its_volume_only() {
+        for phase in [BranchPhase::Bound, BranchPhase::Lost, BranchPhase::Failing] {
+            let (split, mut branches) = complete();
+            let mut other = branches[0].clone();
+            other.spec.index = 77;
+            other.meta.name = "v-77".to_owned();
+            other.status.phase = phase;
+            branches.push(other);
+            assert_eq!(decided(&split, &branches.iter().collect::<Vec<_>>()), [], "{phase:?}");
+        }
+    }
+
+    #[test]
+    fn a_volume_goes_after_its_last_branch_and_not_while_attached() {
+        let (mut split, branches) = complete();
+        split.meta.deleting = Some(NOW);
+        let refs: Vec<_> = branches.iter().collect();
+        assert_eq!(decided(&split, &refs).len(), 2);
+        assert_eq!(decided(&split, &[]), [Action::RemoveFinalizer]);
+        let mut going = branches[0].clone();
+        going.meta.deleting = Some(NOW);
+        assert_eq!(decided(&split, &[&going]), [], "it is waited for");
+        split.spec.attached = vec![crate::store::object::Attachment {
+            node: "n1".parse().unwrap(),
+            access_mode: crate::domain::volume::AccessMode::SingleNodeWriter,
+            read_only: false,
+        }];
+        assert_eq!(decided(&split, &refs), []);
+        assert_eq!(decided(&split, &[]), []);
+    }
+
+    #[test]
+    fn parameters_that_are_not_valid_are_said_and_nothing_is_made() {
+        let mut odd = split("v", 1);
+        odd.spec.parameters.insert("nonsense".to_owned(), "1".to_owned());
+        let actions = decided(&odd, &[]);
+        let [Action::SetStatus(status)] = actions.as_slice() else { panic!("{actions:?}") };
+        let said = condition(&status.conditions, "Pending").unwrap();
+        assert_eq!(said.reason, pending::INFEASIBLE);
+        assert!(said.message.contains("nonsense"), "{}", said.message);
+    }
+}

@@ -293,3 +293,147 @@ fn more_or_other(old: &PoolView, new: &PoolView) -> bool {
     };
     new.pool.allocatable > old.pool.allocatable || others(old) != others(new)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{pool, split};
+    use super::*;
+    use crate::domain::split::BranchFormat;
+    use crate::store::contract::branch;
+    use crate::store::object::{Meta, StorageNodeSpec, StorageNodeStatus};
+
+    fn node(pools: Vec<crate::domain::pool::PoolReport>) -> StorageNode {
+        StorageNode {
+            meta: Meta::new("n"),
+            spec: StorageNodeSpec { node: "n".parse().unwrap() },
+            status: StorageNodeStatus { pools, ..StorageNodeStatus::default() },
+        }
+    }
+
+    /// A volume with one branch of so many GiB in the pool that [`branch`] names.
+    fn planned(name: &str, version: &str, gib: u64) -> VolumeSplit {
+        let mut split = split(name, gib);
+        split.meta.version = Version(version.to_owned());
+        split.spec.branches = vec![PlannedBranch {
+            index: 0,
+            node: "n".parse().unwrap(),
+            pool: "pool".parse().unwrap(),
+            size: Bytes::gib(gib),
+            usable: Bytes::gib(gib),
+            format: BranchFormat::Directory,
+            fs_type: None,
+        }];
+        split.spec.next_index = 1;
+        split
+    }
+
+    fn left(index: &Index) -> u64 {
+        index.views()[0].pool.allocatable().get() >> 30
+    }
+
+    #[test]
+    fn a_branch_is_counted_once_however_many_tell_of_it() {
+        let mut index = Index::default();
+        index.put_node(node(vec![pool("pool", 10)]));
+        assert_eq!(left(&index), 10);
+        let plan = planned("v", "1", 1);
+        index.reserve(&plan, &plan.spec.branches);
+        assert_eq!(left(&index), 9);
+        index.put_split(plan);
+        index.put_branch(branch("v", 0, "n"));
+        index.release("v");
+        assert_eq!(left(&index), 9);
+        index.take_grew();
+        index.remove_split("v");
+        assert_eq!((left(&index), index.take_grew()), (9, false), "the object is there still");
+        index.remove_branch("v-0");
+        assert_eq!((left(&index), index.take_grew()), (10, true));
+        assert!(index.claims.is_empty());
+    }
+
+    #[test]
+    fn a_plan_that_was_not_written_gives_its_room_back() {
+        let mut index = Index::default();
+        index.put_node(node(vec![pool("pool", 10)]));
+        let plan = planned("v", "1", 4);
+        index.reserve(&plan, &plan.spec.branches);
+        index.release("v");
+        assert_eq!((left(&index), index.take_grew()), (10, true));
+    }
+
+    #[test]
+    fn a_refused_branch_takes_no_room_though_its_plan_still_names_it() {
+        let mut index = Index::default();
+        index.put_node(node(vec![pool("pool", 10)]));
+        index.put_split(planned("v", "1", 1));
+        let mut refused = branch("v", 0, "n");
+        refused.status.phase = BranchPhase::Refused;
+        index.put_branch(refused);
+        index.put_split(planned("v", "2", 1));
+        assert_eq!(left(&index), 10);
+    }
+
+    #[test]
+    fn pools_of_one_device_share_what_is_promised() {
+        let shared = |name| crate::domain::pool::PoolReport { device: "uuid".into(), ..pool(name, 10) };
+        let mut index = Index::default();
+        index.put_node(node(vec![shared("other"), shared("pool"), pool("alone", 10)]));
+        index.put_split(planned("v", "1", 4));
+        let left: Vec<_> = index.views().iter().map(|v| v.pool.allocatable().get() >> 30).collect();
+        assert_eq!(left, [6, 6, 10]);
+    }
+
+    #[test]
+    fn the_report_of_a_branch_that_went_since_overstates_nothing() {
+        let mut index = Index::default();
+        // 4 GiB are occupied by a branch that is gone by now, and 1 GiB is promised and empty.
+        let stale = crate::domain::pool::PoolReport {
+            free: Bytes::gib(6),
+            promised: Bytes::gib(4),
+            occupied: Bytes::gib(4),
+            ..pool("pool", 10)
+        };
+        index.put_node(node(vec![stale]));
+        index.put_split(planned("v", "1", 1));
+        assert!(left(&index) <= 9, "what the disk will have");
+        assert_eq!(left(&index), 6, "as much as is sure");
+    }
+
+    #[test]
+    fn a_late_event_does_not_take_back_an_own_write() {
+        let mut index = Index::default();
+        let unplanned = |version: &str| {
+            let mut split = planned("v", version, 1);
+            split.spec.branches.clear();
+            split
+        };
+        let base = Version("1".into());
+        index.put_split(unplanned("1"));
+        index.put_later_split(&base, planned("v", "2", 1));
+        index.put_split(unplanned("1"));
+        assert_eq!(index.split("v").unwrap().spec.branches.len(), 1);
+        // An event of a later write of someone else came before the answer to ours.
+        index.put_split(planned("v", "4", 1));
+        index.put_later_split(&Version("2".into()), planned("v", "3", 1));
+        assert_eq!(index.split("v").unwrap().meta.version, Version("4".into()));
+        index.remove_split("v");
+        index.put_later_split(&Version("4".into()), planned("v", "5", 1));
+        assert!(index.split("v").is_none(), "what is gone stays gone");
+    }
+
+    #[test]
+    fn more_room_or_another_pool_is_news_and_less_is_not() {
+        let mut index = Index::default();
+        let mut news = |pools: Vec<crate::domain::pool::PoolReport>| {
+            index.put_node(node(pools));
+            index.take_grew()
+        };
+        assert!(news(vec![pool("pool", 10)]));
+        assert!(!news(vec![pool("pool", 10)]));
+        assert!(!news(vec![pool("pool", 9)]));
+        assert!(news(vec![pool("pool", 10)]));
+        assert!(news(vec![pool("pool", 10), pool("b", 1)]));
+        let labelled = [("a".to_owned(), "b".to_owned())].into();
+        assert!(news(vec![crate::domain::pool::PoolReport { labels: labelled, ..pool("pool", 10) }]));
+    }
+}

@@ -10,8 +10,10 @@
 //! - at most one write set of a volume is under way at a time;
 //! - nothing that may hold files is deleted, except by deleting the volume.
 
+mod apply;
 mod decide;
 mod feed;
+mod figures;
 mod index;
 mod planning;
 mod queue;
@@ -22,80 +24,27 @@ mod tests;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use futures::future::{BoxFuture, join_all};
+use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
 use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::store::object::{Branch, FINALIZER, Version, VolumeSplit};
-use crate::store::{Selector, Store, StoreError};
+use crate::store::{Store, StoreError};
+use apply::{Applied, Written, apply};
 use decide::{Action, Decision, Room, decide};
 use feed::{Change, feed};
+use figures::count;
+pub use figures::{SplitterCounters, SplitterFigures};
 use index::{Index, PoolKey};
 use queue::{Queue, backoff};
 
 /// Volumes whose writes may be under way at once: a few of the embedded store's batches, and far less than what an API
 /// server accepts from one client.
 const IN_FLIGHT: usize = 64;
-
-/// What the splitter has done since it started; for metrics. Counters only rise, the others are as of now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SplitterFigures {
-    /// Decisions made.
-    pub reconciles: u64,
-    /// Writes that failed, conflicts included.
-    pub errors: u64,
-    /// Plans made.
-    pub plans: u64,
-    /// Plans that were not possible.
-    pub infeasible: u64,
-    /// Plans made anew because a node refused a branch.
-    pub replans: u64,
-    /// Branches now whose volume does not exist.
-    pub orphans: u64,
-    /// Volumes now that wait for room.
-    pub waiting: u64,
-}
-
-/// Reads what the splitter has done; stays valid when it has ended.
-#[derive(Clone, Debug, Default)]
-pub struct SplitterCounters(Arc<Counters>);
-
-#[derive(Debug, Default)]
-struct Counters {
-    reconciles: AtomicU64,
-    errors: AtomicU64,
-    plans: AtomicU64,
-    infeasible: AtomicU64,
-    replans: AtomicU64,
-    orphans: AtomicU64,
-    waiting: AtomicU64,
-}
-
-impl SplitterCounters {
-    /// The figures now.
-    #[must_use]
-    pub fn read(&self) -> SplitterFigures {
-        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        SplitterFigures {
-            reconciles: of(&self.0.reconciles),
-            errors: of(&self.0.errors),
-            plans: of(&self.0.plans),
-            infeasible: of(&self.0.infeasible),
-            replans: of(&self.0.replans),
-            orphans: of(&self.0.orphans),
-            waiting: of(&self.0.waiting),
-        }
-    }
-}
-
-fn count(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
 
 /// The splitter; see the module.
 pub struct Splitter {
@@ -121,23 +70,6 @@ struct Meanwhile {
     dirty: bool,
     /// Branches that went.
     gone: HashSet<String>,
-}
-
-/// What came of a volume's writes.
-struct Applied {
-    volume: String,
-    /// The version that was decided on.
-    base: Version,
-    written: Vec<Written>,
-    error: Option<StoreError>,
-    /// The volume as it is, read after an error; `None` where it could not be read.
-    read: Option<Option<VolumeSplit>>,
-}
-
-enum Written {
-    Split(Box<VolumeSplit>),
-    Branch(Box<Branch>),
-    Nothing,
 }
 
 impl Splitter {
@@ -412,64 +344,6 @@ impl Splitter {
                     self.index.release(&volume);
                 }
             }
-        }
-    }
-}
-
-async fn apply(store: Arc<dyn Store>, split: VolumeSplit, actions: Vec<Action>) -> Applied {
-    let (volume, base) = (split.meta.name.clone(), split.meta.version.clone());
-    let results = join_all(actions.into_iter().map(|action| write(&*store, &split, action))).await;
-    let (mut written, mut error) = (Vec::new(), None);
-    for result in results {
-        match result {
-            Ok(one) => written.push(one),
-            Err(e) => error = Some(e),
-        }
-    }
-    let read = match &error {
-        Some(_) => store.splits().get(&volume).await.ok(),
-        None => None,
-    };
-    Applied { volume, base, written, error, read }
-}
-
-async fn write(store: &dyn Store, split: &VolumeSplit, action: Action) -> Result<Written, StoreError> {
-    let mut split = split.clone();
-    match action {
-        Action::SetPlan { branches, next_index } => {
-            split.spec.branches = branches;
-            split.spec.next_index = next_index;
-            Ok(Written::Split(Box::new(store.splits().update(split).await?)))
-        }
-        Action::SetStatus(status) => {
-            split.status = status;
-            Ok(Written::Split(Box::new(store.splits().update_status(split).await?)))
-        }
-        Action::CreateBranch(branch) => {
-            let name = branch.meta.name.clone();
-            match store.branches().create(*branch).await {
-                Ok(branch) => Ok(Written::Branch(Box::new(branch))),
-                // Made before a crash, or by another leader: its event tells.
-                Err(StoreError::Exists { .. }) => match store.branches().get(&name).await? {
-                    Some(branch) => Ok(Written::Branch(Box::new(branch))),
-                    None => Ok(Written::Nothing),
-                },
-                Err(e) => Err(e),
-            }
-        }
-        Action::DeleteBranch { name, version } => {
-            store.branches().delete(&name, version).await?;
-            Ok(Written::Nothing)
-        }
-        Action::RemoveFinalizer => {
-            // The picture may lack a branch whose creation was answered with an error and took place.
-            if !store.branches().list(&Selector::Volume(split.spec.volume.clone())).await?.is_empty() {
-                let name = split.meta.name;
-                return Err(StoreError::Conflict { kind: "VolumeSplit", name });
-            }
-            split.meta.finalizers.retain(|f| f != FINALIZER);
-            store.splits().update(split).await?;
-            Ok(Written::Nothing)
         }
     }
 }

@@ -16,10 +16,10 @@ use crate::domain::{Bytes, VolumeId};
 use crate::store::contract::eventually;
 use crate::store::local::LocalStore;
 use crate::store::object::{
-    BranchPhase, Meta, Object, StorageNode, StorageNodeSpec, StorageNodeStatus, VolumeSplitSpec,
-    VolumeSplitStatus, condition, pending,
+    Branch, BranchPhase, FINALIZER, Meta, Object, StorageNode, StorageNodeSpec, StorageNodeStatus, Version,
+    VolumeSplit, VolumeSplitSpec, VolumeSplitStatus, condition, pending,
 };
-use crate::store::{Collection, Event};
+use crate::store::{Collection, Event, Selector};
 
 /// A store, and the tasks that work on it, which end with it.
 struct Bench {
@@ -95,7 +95,7 @@ fn pending_reason(split: Option<&VolumeSplit>) -> Option<&str> {
     split.and_then(|s| condition(&s.status.conditions, "Pending")).map(|c| c.reason.as_str())
 }
 
-fn split(name: &str, gib: u64) -> VolumeSplit {
+pub(super) fn split(name: &str, gib: u64) -> VolumeSplit {
     let volume = VolumeId::from_request_name(name);
     VolumeSplit {
         meta: Meta::with_finalizer(volume.to_string()),
@@ -123,7 +123,7 @@ fn parameters() -> BTreeMap<String, String> {
     [("branchFormat".to_owned(), "directory".to_owned())].into()
 }
 
-fn pool(name: &str, gib: u64) -> PoolReport {
+pub(super) fn pool(name: &str, gib: u64) -> PoolReport {
     PoolReport {
         name: name.parse().unwrap(),
         path: format!("/pools/{name}"),
