@@ -41,7 +41,7 @@ async fn fresh() -> Arc<dyn Store> {
 }
 
 mod contract {
-    crate::store_contract!(super::fresh);
+    crate::store::contract::suite!(super::fresh);
 }
 
 fn path_in(directory: &tempfile::TempDir) -> std::path::PathBuf {
