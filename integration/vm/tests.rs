@@ -4,13 +4,14 @@
 mod support;
 
 use std::fs;
-use std::io::Write;
 use std::path::Path;
+use std::process::Command;
 
 use union_csi::domain::pool::Enforcement;
 use union_csi::domain::split::BranchFormat;
 use union_csi::domain::{BranchId, Bytes};
 use union_csi::platform::Host;
+use union_csi::platform::process::DetachedCommand;
 use union_csi::store::object::{BranchPhase, BranchSpec};
 
 use support::{Scratch, disk_with, node, run};
@@ -31,16 +32,16 @@ fn directory(index: u32, pool: &str, mib: u64) -> BranchSpec {
     }
 }
 
-/// Writes until the filesystem refuses; how many bytes went in.
+/// Writes as root until the filesystem refuses; how many bytes went in. Without `CAP_SYS_RESOURCE`, as every container
+/// that is not privileged and as our own unions: ext4 lets its holders write past any quota.
 fn fill(file: &Path) -> u64 {
-    let mut out = fs::File::create(file).expect("a file");
-    let block = vec![7; 1 << 20];
-    for _ in 0..4096 {
-        if out.write_all(&block).and_then(|()| out.sync_data()).is_err() {
-            break;
-        }
-    }
-    drop(out);
+    let output = format!("of={}", file.display());
+    let dd = ["dd", "if=/dev/zero", "bs=1M", "count=400", "conv=fsync", &output];
+    let out = Command::new("setpriv")
+        .args(["--bounding-set=-sys_resource", "--inh-caps=-sys_resource"])
+        .args(dd)
+        .output();
+    assert!(!out.expect("setpriv").status.success(), "400 MiB fitted");
     fs::metadata(file).expect("the file").len()
 }
 
@@ -121,4 +122,31 @@ fn a_pool_without_quota_says_so_and_refuses_directories() {
     let refused = node.branches.ensure_present(&directory(0, report.name.as_str(), 64), false);
     assert!(refused.is_err(), "a directory whose size nobody enforces was made");
     assert!(!point.join("branches/vol-0").exists());
+}
+
+#[test]
+fn a_detached_process_cannot_write_past_quotas() {
+    let scratch = Scratch::new();
+    let host = Host::new();
+    let own = fs::read_to_string("/proc/self/status").expect("status");
+    assert!(capability(&own, "CapEff"), "this machine gives its root no CAP_SYS_RESOURCE: nothing is tested");
+    let id = host
+        .spawn_detached(&DetachedCommand {
+            program: "/bin/sleep".into(),
+            args: vec!["60".into()],
+            log: scratch.join("log"),
+            cgroup: "vm-test".to_owned(),
+            open_files: 1024,
+            host_namespace: false,
+        })
+        .expect("a process");
+    let status = fs::read_to_string(format!("/proc/{}/status", id.pid)).expect("status");
+    assert!(!capability(&status, "CapEff") && !capability(&status, "CapBnd"), "{status}");
+    host.process_signal(&id, 9).expect("a signal");
+}
+
+/// Whether a line of `/proc/PID/status` has `CAP_SYS_RESOURCE`.
+fn capability(status: &str, line: &str) -> bool {
+    let bits = status.lines().find_map(|l| l.strip_prefix(line)?.strip_prefix(':')).expect("capabilities");
+    u64::from_str_radix(bits.trim(), 16).expect("hexadecimal") >> 24 & 1 == 1
 }

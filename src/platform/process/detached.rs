@@ -102,6 +102,10 @@ fn warn_of_cgroup(name: &str, reason: &str) {
     );
 }
 
+/// Lets its holder write past disk quotas (capabilities(7); ext4 asks, XFS does not). A union writes for its users and
+/// must not have it, else the size of a directory branch would bind nobody.
+const CAP_SYS_RESOURCE: libc::c_ulong = 24;
+
 /// What the new process needs before it becomes the program.
 struct Prepared {
     /// Where it tells its pid. The parent keeps it open until after the fork.
@@ -142,6 +146,9 @@ impl Prepared {
             limit(libc::RLIMIT_NOFILE, self.open_files);
             let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             libc::setrlimit(libc::RLIMIT_CORE, &raw const no_core);
+            // Fails with EINVAL on kernels that do not know the capability, and EPERM where it cannot be dropped: then the
+            // process has it, as it would have without this line.
+            libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
             libc::umask(0o022);
             // Closed by exec rather than here: the standard library still has its own pipe to tell a failed exec by. On
             // kernels before 5.11 this fails, and what the agent opens with O_CLOEXEC, which is all of it, is closed still.
