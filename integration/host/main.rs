@@ -9,3 +9,4 @@ mod platform;
 mod pool;
 mod support;
 mod union;
+mod volume;
