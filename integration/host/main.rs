@@ -6,6 +6,7 @@
 mod branch;
 mod overhead;
 mod platform;
+mod platform_fuse;
 mod pool;
 mod support;
 mod union;

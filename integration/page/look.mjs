@@ -105,9 +105,15 @@ for (const [name, width, height, scheme] of [
 await send("Emulation.setDeviceMetricsOverride", { width: 1280, height: 900, deviceScaleFactor: 1, mobile: false });
 if (await evaluate(`!!document.querySelector(".piece")`)) {
   await evaluate("scrollTo(0, 0)");
-  const at = await evaluate(`(() => { const r = document.querySelector(".piece").getBoundingClientRect(); return [r.left + r.width / 2, r.top + r.height / 2]; })()`);
-  await send("Input.dispatchMouseEvent", { type: "mouseMoved", x: at[0], y: at[1] });
-  check(await evaluate(`!document.getElementById("tip").hidden && document.getElementById("tip").textContent.length > 10`), "a branch tells what it is under the pointer");
+  // Asked again until it holds: the layout follows the change of size a moment later.
+  const told = await until("the tip of a branch", async () => {
+    const [x, y] = await evaluate(`(() => { const r = document.querySelector(".piece").getBoundingClientRect();
+      return [r.left + r.width / 2, r.top + r.height / 2]; })()`);
+    await send("Input.dispatchMouseEvent", { type: "mouseMoved", x: 1, y: 1 });
+    await send("Input.dispatchMouseEvent", { type: "mouseMoved", x, y });
+    return evaluate(`!document.getElementById("tip").hidden && document.getElementById("tip").textContent.length > 10`);
+  }, 3).catch(() => false);
+  check(told, "a branch tells what it is under the pointer");
   const { data } = await send("Page.captureScreenshot", {});
   writeFileSync(`${out}/pointer.png`, Buffer.from(data, "base64"));
 }

@@ -6,7 +6,14 @@
 
 mod agent;
 mod check_config;
+mod client;
+mod doctor;
+mod draw;
 mod output;
+mod plan;
+mod pools;
+mod status;
+mod volumes;
 
 use std::process::ExitCode;
 
@@ -22,6 +29,8 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 /// Wrongly asked or configured; clap's own code for it.
 const USAGE: u8 = 2;
+/// Asked for a volume that does not fit.
+const INFEASIBLE: u8 = 3;
 
 /// One large volume from the free space of many disks.
 #[derive(Debug, Parser)]
@@ -44,6 +53,16 @@ struct Cli {
 enum Command {
     /// Run the agent of this node.
     Agent(Box<agent::Args>),
+    /// Show this node's disks and all volumes.
+    Status(status::Args),
+    /// List all volumes, or show one with its branches.
+    Volumes(volumes::Args),
+    /// Tell which split a volume would get now, or every reason why there is none.
+    Plan(plan::Args),
+    /// List the pools of all nodes.
+    Pools(pools::Args),
+    /// Show one volume from its pods to its disks, and what is wrong with it.
+    Doctor(doctor::Args),
     /// Check a configuration file: show what it means, or all its faults.
     CheckConfig(check_config::Args),
 }
@@ -76,6 +95,43 @@ pub(crate) enum CliError {
         /// What to do.
         remedy: String,
     },
+    /// Nobody answers.
+    #[snafu(display(
+        "no agent answers at {url} ({reason}); is it running there (systemctl status union-csi), and does http.listen in \
+         its agent.yaml say so? Name another with --agent URL or UNION_CSI_AGENT"
+    ))]
+    NoAgent {
+        /// Whom was asked.
+        url: String,
+        /// Why.
+        reason: String,
+    },
+    /// The agent answered what is not understood.
+    #[snafu(display(
+        "{url} answers, and not as an agent of this version does: {reason}; compare the versions of both"
+    ))]
+    Answer {
+        /// Whom was asked.
+        url: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The agent refused to answer.
+    #[snafu(display("the agent refused ({status}): {error}{}", listed(reasons)))]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// In one sentence.
+        error: String,
+        /// Each single reason.
+        reasons: Vec<String>,
+    },
+    /// The question for a plan is none.
+    #[snafu(display("this does not describe a volume:{}", listed(reasons)))]
+    Question {
+        /// Each single reason.
+        reasons: Vec<String>,
+    },
     /// Standard output cannot be written.
     #[snafu(display("cannot write the answer: {source}"))]
     Output {
@@ -87,10 +143,30 @@ pub(crate) enum CliError {
 impl CliError {
     const fn code(&self) -> u8 {
         match self {
-            Self::Config { .. } | Self::Usage { .. } => USAGE,
-            Self::Output { .. } => FAILED,
+            Self::Config { .. } | Self::Usage { .. } | Self::Question { .. } => USAGE,
+            Self::NoAgent { .. } | Self::Answer { .. } | Self::Refused { .. } | Self::Output { .. } => FAILED,
         }
     }
+}
+
+/// Reasons on lines of their own.
+fn listed(reasons: &[String]) -> String {
+    reasons.iter().map(|reason| format!("\n  {reason}")).collect()
+}
+
+/// `KEY=VALUE` pairs.
+fn parameters(typed: &[String]) -> Result<Vec<(String, String)>, CliError> {
+    typed
+        .iter()
+        .map(|pair| match pair.split_once('=') {
+            Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+            _ => cli_error::UsageSnafu {
+                problem: format!("--param {pair:?} is not KEY=VALUE"),
+                remedy: "write for example --param strategy=balanced",
+            }
+            .fail(),
+        })
+        .collect()
 }
 
 /// Runs the program.
@@ -114,17 +190,14 @@ pub fn main() -> ExitCode {
 fn run(cli: Cli, out: &mut Out) -> Result<u8, CliError> {
     match cli.command {
         Command::Agent(args) => agent::run(*args),
+        Command::Status(args) => status::run(&args, out),
+        Command::Volumes(args) => volumes::run(&args, out),
+        Command::Plan(args) => plan::run(&args, out),
+        Command::Pools(args) => pools::run(&args, out),
+        Command::Doctor(args) => doctor::run(&args, out),
         Command::CheckConfig(args) => check_config::run(&args, out),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
-    }
-}
+mod tests;

@@ -212,6 +212,20 @@ mod tests {
     }
 
     #[test]
+    fn the_document_of_the_configuration_is_up_to_date() {
+        crate::telemetry::tests::compare_part("docs/CONFIGURATION.md", "keys", &table());
+    }
+
+    #[test]
+    fn the_document_of_the_parameters_is_up_to_date() {
+        let mut out = String::from("| parameter | values | default | meaning |\n|---|---|---|---|\n");
+        for p in crate::domain::policy::parameters() {
+            out.push_str(&format!("| `{}` | {} | {} | {} |\n", p.key, p.values, p.default, p.meaning));
+        }
+        crate::telemetry::tests::compare_part("docs/CONFIGURATION.md", "parameters", &out);
+    }
+
+    #[test]
     fn children_are_the_keys_of_one_mapping() {
         assert_eq!(children("csi"), Some(vec!["endpoint", "allowedTargets"]));
         assert_eq!(children("nodeLabels"), None);

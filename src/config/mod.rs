@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::domain::{Bytes, NodeName};
+use crate::domain::NodeName;
 use crate::node::pool::PoolSettings;
 use crate::node::union::MergerfsSettings;
 
@@ -68,6 +68,20 @@ pub struct Config {
     pub log_json: bool,
 }
 
+impl Config {
+    /// Where the command line stages volumes on a machine without an orchestrator.
+    #[must_use]
+    pub fn staging_dir(&self) -> PathBuf {
+        self.state_dir.join("staging")
+    }
+
+    /// Every directory below which staging and target paths may lie: the configured ones and [`Config::staging_dir`].
+    #[must_use]
+    pub fn target_roots(&self) -> Vec<PathBuf> {
+        self.allowed_targets.iter().cloned().chain([self.staging_dir()]).collect()
+    }
+}
+
 /// What was given beside the file, as typed; each wins over the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
@@ -116,28 +130,6 @@ pub fn parse(path: &Path, text: &str, overrides: &Overrides, host_name: &str) ->
 fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_ascii_lowercase()
-}
-
-/// An amount in Kubernetes' syntax.
-///
-/// # Errors
-/// What is wrong with the text.
-pub fn quantity(text: &str) -> Result<Bytes, String> {
-    let units: [(&str, u64); 9] = [
-        ("Ki", 1 << 10),
-        ("Mi", 1 << 20),
-        ("Gi", 1 << 30),
-        ("Ti", 1 << 40),
-        ("Pi", 1 << 50),
-        ("k", 1_000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-        ("T", 1_000_000_000_000),
-    ];
-    let (digits, unit) =
-        units.iter().find_map(|(s, n)| text.strip_suffix(s).map(|d| (d, *n))).unwrap_or((text, 1));
-    let value = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-    value.map(Bytes::new).ok_or_else(|| format!("{text:?} is not an amount"))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use super::fault::{Fault, Faults, Origin};
 use super::scalar::{self, Wrong, wrong};
 use super::yaml::{self, Name, Node, Value};
 use super::{Config, DEFAULT_LISTEN, DEFAULT_STATE_DIR, Overrides, keys};
+use crate::domain::policy;
 use crate::domain::pool::Reserve;
 use crate::domain::{NodeName, PoolName};
 use crate::node::pool::PoolSettings;
@@ -274,7 +275,16 @@ impl Reader<'_> {
                 Value::Bool(b) => Some(b.to_string()),
                 _ => self.scalar(node, &key).map(|typed| typed.text),
             };
-            options.extend(text.map(|text| (name.text.clone(), text)));
+            let Some(text) = text else { continue };
+            match policy::mergerfs::parse(&BTreeMap::from([(name.text.clone(), text)])) {
+                Ok(parsed) => options.extend(parsed),
+                Err(faults) => {
+                    for fault in faults {
+                        let remedy = "use an option and value that docs/CONFIGURATION.md lists";
+                        self.fault(self.at(name.line), &key, wrong(fault.to_string(), remedy));
+                    }
+                }
+            }
         }
         options
     }

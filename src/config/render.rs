@@ -4,7 +4,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::{Config, scalar};
+use super::Config;
+use crate::domain::duration;
 use crate::domain::pool::Reserve;
 use crate::node::pool::PoolSettings;
 
@@ -24,13 +25,13 @@ pub fn json(config: &Config) -> Value {
             "hostNames": config.http_host_names,
         },
         "pools": config.pools.iter().map(pool).collect::<Vec<_>>(),
-        "measureInterval": scalar::human(config.measure_interval),
+        "measureInterval": duration::format(config.measure_interval),
         "mergerfs": {
             "path": config.mergerfs.path,
             "options": config.mergerfs.options,
-            "startTimeout": scalar::human(config.mergerfs.start_timeout),
+            "startTimeout": duration::format(config.mergerfs.start_timeout),
         },
-        "createTimeout": scalar::human(config.create_timeout),
+        "createTimeout": duration::format(config.create_timeout),
         "log": {
             "filter": config.log_filter,
             "format": if config.log_json { "json" } else { "text" },

@@ -145,11 +145,18 @@ fn a_pool_inside_the_state_directory_is_refused() {
 #[test]
 fn the_effective_configuration_read_again_is_itself() {
     let text = "nodeName: \"1\"\nhttp: {listen: 'off'}\nmaxVolumes: 7\nnodeLabels: {a: 'true', b: ''}\n\
-                mergerfs: {options: {cache-files: \"off\", x: 'a \"b\"'}, startTimeout: 1m30s}\n\
+                mergerfs: {options: {cache.files: \"off\", statfs-ignore: ro}, startTimeout: 1m30s}\n\
                 pools:\n  - {name: a, path: /mnt/a, reserve: 1Gi, labels: {t: '1'}}\n  - {name: b, path: /mnt/b, media: nvme}\n";
     let config = read(text).unwrap();
     let shown = yaml_text(&config);
     assert_eq!(read(&shown).map_err(|f| format!("{f}\n{shown}")), Ok(config));
+}
+
+#[test]
+fn a_mergerfs_option_that_no_class_may_set_is_refused_here_too() {
+    let told = faults("mergerfs:\n  options:\n    allow_root: true\n    cache.files: sometimes\n");
+    assert!(told.contains("agent.yaml:3: mergerfs.options.allow_root: "), "{told}");
+    assert!(told.contains("agent.yaml:4: mergerfs.options.cache.files: "), "{told}");
 }
 
 #[test]

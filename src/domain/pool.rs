@@ -197,11 +197,13 @@ mod tests {
     proptest! {
         #[test]
         fn promises_kept_in_full_never_reach_into_the_reserve(
-            total in 0_u64..1000, free in 0_u64..1000, reserve in 0_u64..1000, promised in 0_u64..1000, occupied in 0_u64..1000,
+            total in 0_u64..1000, free in 0_u64..1000, reserve in 0_u64..200, promised in 0_u64..500, occupied in 0_u64..500,
         ) {
             let [total, free, reserve, promised, occupied] = [total, free, reserve, promised, occupied].map(Bytes::new);
             let new = allocatable(total, free, reserve, promised, occupied);
-            prop_assume!(!new.is_zero());
+            if new.is_zero() {
+                return Ok(());
+            }
             let yet_to_come = promised.saturating_sub(occupied).saturating_add(new);
             prop_assert!(free.saturating_sub(yet_to_come) >= reserve);
             prop_assert!(total.saturating_sub(promised).saturating_sub(new) >= reserve);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::api::PlanAnswer;
-use crate::domain::policy::Policy;
+use crate::domain::policy::{Policy, parameters};
 use crate::domain::pool::PoolView;
 use crate::domain::split::{self, Request};
 use crate::domain::volume::VolumeMode;
@@ -25,12 +25,12 @@ pub(super) const OWN: [(&str, &str); 4] = [
 pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnswer, Vec<String>> {
     let mut faults = Vec::new();
     let mut own: BTreeMap<&str, &str> = BTreeMap::new();
-    let mut parameters = BTreeMap::new();
+    let mut given = BTreeMap::new();
     for (key, value) in query {
         let twice = if OWN.iter().any(|(name, _)| name == key) {
             own.insert(key, value).is_some()
         } else {
-            parameters.insert(key.clone(), value.clone()).is_some()
+            given.insert(key.clone(), value.clone()).is_some()
         };
         if twice {
             faults.push(format!("{key} is given twice"));
@@ -38,7 +38,7 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
     }
     let mut amount = |name: &str| -> Option<Bytes> {
         let text = own.get(name)?;
-        match quantity(text) {
+        match text.parse::<Bytes>() {
             Ok(bytes) if bytes.is_zero() => {
                 faults.push(format!("{name}: must be more than nothing"));
                 None
@@ -58,7 +58,7 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
     if let (Some(size), Some(limit)) = (size, limit)
         && limit < size
     {
-        faults.push(format!("limit ({limit} bytes) is below size ({size} bytes)"));
+        faults.push(format!("limit ({limit}) is below size ({size})"));
     }
     let consumer = own.get("consumer").and_then(|name| match name.parse::<NodeName>() {
         Ok(node) => Some(node),
@@ -75,10 +75,10 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
             VolumeMode::Filesystem
         }
     };
-    let policy = match policy(&parameters) {
+    let policy = match Policy::parse(&given) {
         Ok(policy) => Some(policy),
-        Err(mut told) => {
-            faults.append(&mut told);
+        Err(told) => {
+            faults.extend(told.iter().map(ToString::to_string));
             None
         }
     };
@@ -90,18 +90,10 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
     })
 }
 
-/// StorageClass parameters, or every reason why they are none.
-fn policy(parameters: &BTreeMap<String, String>) -> Result<Policy, Vec<String>> {
-    let _ = parameters;
-    Err(vec!["this build cannot plan yet".to_owned()])
-}
-
 /// The StorageClass parameters with their meaning.
 pub(super) fn class_parameters() -> impl Iterator<Item = (String, String)> {
-    std::iter::empty()
-}
-
-/// An amount in Kubernetes' syntax.
-fn quantity(text: &str) -> Result<Bytes, String> {
-    crate::config::quantity(text)
+    parameters().iter().map(|p| {
+        let meaning = format!("{} Values: {}. Default: {}.", p.meaning, p.values, p.default);
+        (p.key.to_owned(), meaning)
+    })
 }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use super::{Result, failed, mount};
 
-/// Enough for a system call with a 64 KiB buffer on the heap; many may be abandoned at once.
-const STACK_BYTES: usize = 128 * 1024;
+/// Enough for some system calls and a log line. Only what is touched becomes memory.
+const STACK_BYTES: usize = 512 * 1024;
 
 /// The questions outstanding, by path.
 #[derive(Clone, Debug, Default)]

@@ -1,24 +1,63 @@
-//! FUSE connections (`/sys/fs/fuse/connections`).
+//! FUSE connections (`/sys/fs/fuse/connections`, the filesystem fusectl).
 
-use super::{Host, Result};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::mount::MountAttr;
+use super::{Host, HostError, Result, failed};
+
+/// Where fusectl belongs; the directory is made by the kernel's fuse module.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
 impl Host {
     /// Ends a connection whose daemon hangs: every request fails with ENOTCONN or ECONNABORTED from now on. Mounts fusectl
     /// where it is not mounted. False where there is no such connection.
     ///
+    /// `minor` is the minor number of the mount's device.
+    ///
     /// # Errors
-    /// What writing to `abort` tells.
+    /// What mount(2) of fusectl or writing to `abort` tells.
     pub fn fuse_abort(&self, minor: u32) -> Result<bool> {
-        let _ = minor;
-        unimplemented!()
+        let file = self.connections()?.join(minor.to_string()).join("abort");
+        self.enter("fuse abort", &file)?;
+        let write = || std::fs::OpenOptions::new().write(true).open(&file)?.write_all(b"1");
+        match write() {
+            Ok(()) => Ok(true),
+            Err(error) if is_absent(&error) => Ok(false),
+            Err(error) => Err(failed("write", &file)(error)),
+        }
     }
 
     /// Requests that wait for the daemon (`waiting`), or `None` where there is no such connection.
     ///
     /// # Errors
-    /// fusectl cannot be read.
+    /// fusectl cannot be mounted or read.
     pub fn fuse_waiting(&self, minor: u32) -> Result<Option<u64>> {
-        let _ = minor;
-        unimplemented!()
+        let file = self.connections()?.join(minor.to_string()).join("waiting");
+        self.enter("fuse waiting", &file)?;
+        match std::fs::read_to_string(&file) {
+            Ok(text) => text.trim().parse().map(Some).map_err(|error| HostError::Unexpected {
+                subject: file.display().to_string(),
+                reason: format!("{text:?}: {error}"),
+            }),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(failed("read", &file)(error)),
+        }
     }
+
+    /// Where fusectl is mounted, after mounting it where it is not.
+    fn connections(&self) -> Result<PathBuf> {
+        if let Some(mounted) = self.mounts()?.entries.into_iter().find(|entry| entry.fs_type == "fusectl") {
+            return Ok(mounted.mount_point);
+        }
+        let target = Path::new(CONNECTIONS);
+        let attr = MountAttr { nosuid: true, nodev: true, noexec: true, noatime: false, read_only: false };
+        self.mount_filesystem("fusectl".as_ref(), target, "fusectl", attr, "")?;
+        Ok(target.to_owned())
+    }
+}
+
+/// ENODEV: the connection ended between opening and reading.
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
 }

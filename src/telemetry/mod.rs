@@ -162,4 +162,4 @@ impl Collector for Gathered {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -95,7 +95,7 @@ fn open_root(root: &Path) -> Result<OwnedFd, Errno> {
 }
 
 fn step(directory: &OwnedFd, name: &Path) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     rustix::fs::openat2(directory, name, flags, Mode::empty(), RESOLVE)
 }
 

@@ -16,7 +16,7 @@ use nix::sys::statvfs::FsFlags;
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
-pub(super) use self::table::table_of;
+pub(super) use self::table::{parse_table, table_of};
 use super::file::fd_path;
 use super::{Host, Result, failed};
 
@@ -72,12 +72,13 @@ impl MountTable {
     #[must_use]
     pub fn containing(&self, path: &Path) -> Option<&MountEntry> {
         let depth = |e: &&MountEntry| e.mount_point.components().count();
-        let holding = || self.entries.iter().filter(|e| path.starts_with(&e.mount_point));
-        let top = holding().filter(|e| self.entries.iter().all(|p| p.id != e.parent || p.id == e.id));
-        let mut current = top.max_by_key(depth)?;
+        let holding: Vec<_> = self.entries.iter().filter(|e| path.starts_with(&e.mount_point)).collect();
+        let is_top = |e: &&MountEntry| holding.iter().all(|p| p.id != e.parent || p.id == e.id);
+        let mut current = holding.iter().copied().filter(is_top).max_by_key(depth)?;
         // Each step goes to another line, so there are no more steps than lines.
-        for _ in 0..self.entries.len() {
-            let next = holding().filter(|e| e.parent == current.id && e.id != current.id).min_by_key(depth);
+        for _ in 0..holding.len() {
+            let children = holding.iter().copied().filter(|e| e.parent == current.id && e.id != current.id);
+            let next = children.min_by_key(depth);
             let Some(next) = next else { break };
             current = next;
         }
@@ -117,6 +118,18 @@ pub enum Liveness {
 }
 
 impl MountAttr {
+    /// The attributes among a mount's per-mount options.
+    pub(super) fn of(options: &[String]) -> Self {
+        let has = |name: &str| options.iter().any(|option| option == name);
+        Self {
+            read_only: has("ro"),
+            nosuid: has("nosuid"),
+            nodev: has("nodev"),
+            noexec: has("noexec"),
+            noatime: has("noatime"),
+        }
+    }
+
     fn set(self) -> u64 {
         let bits = [
             (self.read_only, MOUNT_ATTR_RDONLY),
@@ -163,6 +176,16 @@ pub(super) fn detached_clone(source: &Path, attr: MountAttr) -> Result<OwnedFd> 
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let tree = rustix::mount::open_tree(CWD, source, flags).map_err(failed("open_tree", source))?;
     set_attributes(&tree, attr).map_err(failed("mount_setattr", source))?;
+    Ok(tree)
+}
+
+/// As [`detached_clone`], of what the descriptor has open.
+pub(super) fn detached_clone_of(source: &OwnedFd, attr: MountAttr) -> Result<OwnedFd> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let subject = fd_path(source);
+    let tree = rustix::mount::open_tree(source, c"", flags).map_err(failed("open_tree", &subject))?;
+    set_attributes(&tree, attr).map_err(failed("mount_setattr", &subject))?;
     Ok(tree)
 }
 

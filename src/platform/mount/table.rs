@@ -10,7 +10,12 @@ use crate::platform::{HostError, Result, failed};
 /// The mounts that `file`, some process's `/proc/PID/mountinfo`, lists.
 pub(in crate::platform) fn table_of(file: &Path) -> Result<MountTable> {
     let text = std::fs::read(file).map_err(failed("read", file))?;
-    parse(&text).map_err(|reason| HostError::Unexpected { subject: file.display().to_string(), reason })
+    parse_table(&file.display().to_string(), &text)
+}
+
+/// The mounts that the text of a mountinfo file lists; `subject` is named in errors.
+pub(in crate::platform) fn parse_table(subject: &str, text: &[u8]) -> Result<MountTable> {
+    parse(text).map_err(|reason| HostError::Unexpected { subject: subject.to_owned(), reason })
 }
 
 /// Parses mountinfo (proc_pid_mountinfo(5)). Fields are separated by single blanks: the source may be empty.

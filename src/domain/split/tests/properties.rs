@@ -5,12 +5,10 @@ use std::collections::HashSet;
 use super::super::planner::Planner;
 use super::*;
 
-const QUANTUM: u64 = 8192;
-
 prop_compose! {
-    fn questions()(
-        pools in pools(24, 30 * QUANTUM),
-        size in 0_u64..=200 * QUANTUM,
+    fn questions(quantum: u64)(
+        pools in pools(24, 30 * quantum, quantum),
+        size in 0_u64..=200 * quantum,
         slack in prop_oneof![Just(None), (0_u64..20_000).prop_map(Some)],
         (least, more) in (1_u32..=4, 0_u32..=12),
         consumer in prop_oneof![Just(None), Just(Some("n0")), Just(Some("elsewhere"))],
@@ -26,7 +24,7 @@ prop_compose! {
             topology: topology.into_iter().map(|node| node.parse().unwrap()).collect(),
         };
         let policy = Policy {
-            quantum: Bytes::new(QUANTUM),
+            quantum: Bytes::new(quantum),
             min_branches: least,
             max_branches: least + more,
             strategy,
@@ -37,6 +35,15 @@ prop_compose! {
         };
         (request, policy, pools)
     }
+}
+
+/// Small figures with odd overheads, and real ones with those of the product.
+fn any_question() -> impl proptest::strategy::Strategy<Value = (Shape, Request, Policy, Vec<PoolView>)> {
+    prop_oneof![
+        (shapes(), questions(8192))
+            .prop_map(|(shape, (request, policy, pools))| (shape, request, policy, pools)),
+        questions(512 << 20).prop_map(|(request, policy, pools)| (Shape::Product, request, policy, pools)),
+    ]
 }
 
 fn check(
@@ -68,7 +75,7 @@ fn check(
         let filesystem =
             if view.pool.device.is_empty() { view.pool.name.to_string() } else { view.pool.device.clone() };
         prop_assert!(filesystems.insert((branch.node.clone(), filesystem)), "a filesystem is used twice");
-        odd += usize::from(branch.size.get() % QUANTUM != 0);
+        odd += usize::from(branch.size.get() % policy.quantum.get() != 0);
         match branch.format {
             BranchFormat::Directory => {
                 prop_assert_eq!(branch.fs_type, None);
@@ -114,16 +121,16 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn every_plan_keeps_the_rules(question in questions(), shape in shapes()) {
-        let (request, policy, pools) = question;
+    fn every_plan_keeps_the_rules(question in any_question()) {
+        let (shape, request, policy, pools) = question;
         if let Ok(plan) = Planner::new(&shape, &request, &policy, &pools).plan() {
             check(shape, &request, &policy, &pools, &plan)?;
         }
     }
 
     #[test]
-    fn every_strategy_accepts_the_same_requests(question in questions(), shape in shapes()) {
-        let (request, policy, pools) = question;
+    fn every_strategy_accepts_the_same_requests(question in any_question()) {
+        let (shape, request, policy, pools) = question;
         let accepted = [Strategy::Fewest, Strategy::Balanced, Strategy::Spread].map(|strategy| {
             let policy = Policy { strategy, ..policy.clone() };
             Planner::new(&shape, &request, &policy, &pools).plan().is_ok()
@@ -132,8 +139,8 @@ proptest! {
     }
 
     #[test]
-    fn the_order_of_the_pools_changes_nothing(question in questions(), shape in shapes(), turn in 0_usize..24) {
-        let (request, policy, pools) = question;
+    fn the_order_of_the_pools_changes_nothing(question in any_question(), turn in 0_usize..24) {
+        let (shape, request, policy, pools) = question;
         let mut turned = pools.clone();
         if !turned.is_empty() {
             let by = turn % turned.len();
@@ -147,8 +154,8 @@ proptest! {
     }
 
     #[test]
-    fn a_refusal_names_every_pool_and_the_largest_size_that_works(question in questions(), shape in shapes()) {
-        let (request, policy, pools) = question;
+    fn a_refusal_names_every_pool_and_the_largest_size_that_works(question in any_question()) {
+        let (shape, request, policy, pools) = question;
         let Err(refusal) = Planner::new(&shape, &request, &policy, &pools).plan() else { return Ok(()) };
         prop_assert_eq!(refusal.pools.len(), pools.len());
         prop_assert!(refusal.pools.iter().all(|verdict| !verdict.reason.is_empty()));
@@ -160,8 +167,8 @@ proptest! {
     }
 
     #[test]
-    fn the_published_capacity_is_true(question in questions(), shape in shapes()) {
-        let (request, policy, pools) = question;
+    fn the_published_capacity_is_true(question in any_question()) {
+        let (shape, request, policy, pools) = question;
         let request = Request { limit: None, ..request };
         let capacity = Planner::new(&shape, &request, &policy, &pools).capacity();
         prop_assert!(capacity.maximum_volume_size <= capacity.total);
