@@ -7,7 +7,6 @@ use std::process::Command;
 use union_csi::domain::union::UnionKind;
 use union_csi::domain::volume::{AccessMode, VolumeMode};
 use union_csi::node::volume::{PublishRequest, VolumeError};
-use union_csi::platform::Host;
 
 use super::rig::{DIRECTORY, IMAGE, Rig, options, refused};
 
@@ -95,10 +94,10 @@ async fn volume_calls_repeated_change_nothing() {
     let vol = rig.volume(&[("a", 64, IMAGE), ("b", 64, DIRECTORY)]).await;
     rig.up(&vol).await;
     let pid = rig.pid(&vol).await;
-    let mounts = Host::new().mounts().expect("mounts").entries;
+    let mounts = rig.mounts();
     rig.up(&vol).await;
     assert_eq!(rig.pid(&vol).await, pid);
-    assert_eq!(Host::new().mounts().expect("mounts").entries, mounts);
+    assert_eq!(rig.mounts(), mounts);
     rig.volumes.unpublish(&vol.id, &vol.target).await.expect("unpublish");
     rig.volumes.unpublish(&vol.id, &vol.target).await.expect("unpublish again");
     rig.volumes.unstage(&vol.id, &vol.staging).await.expect("unstage");

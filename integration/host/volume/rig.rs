@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -67,6 +68,8 @@ impl Rig {
     /// A node with pools: name, filesystem, MiB.
     pub(super) fn with(pools: &[(&str, &str, u64)]) -> Self {
         let scratch = Scratch::new();
+        // Workloads of other users find their way to their volumes.
+        fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o711)).expect("chmod");
         for (name, fs, mib) in pools {
             disk(&scratch, name, fs, *mib);
         }
@@ -217,6 +220,12 @@ impl Rig {
         self.snapshot(vol).await.pid.expect("a mergerfs")
     }
 
+    /// The mounts of this rig: id, device and place.
+    pub(super) fn mounts(&self) -> Vec<(u64, (u32, u32), PathBuf)> {
+        let table = Host::new().mounts().expect("mounts");
+        table.below(self.scratch.path()).map(|e| (e.id, e.device, e.mount_point.clone())).collect()
+    }
+
     /// Nothing of any volume is left: no mounts, no processes, no loop devices, no directories.
     pub(super) fn assert_nothing_left(&self) {
         let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
@@ -264,14 +273,18 @@ impl Rig {
         self.children.push(child);
         Container { root: format!("/proc/{pid}/root").into() }
     }
+
+    pub(super) fn end_containers(&mut self) {
+        for mut child in self.children.drain(..) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
 }
 
 impl Drop for Rig {
     fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
-        }
+        self.end_containers();
         for pid in processes_of(self.scratch.path()) {
             let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
         }
@@ -397,9 +410,14 @@ pub(super) fn processes_of(directory: &Path) -> Vec<i32> {
 
 /// Waits until `done` answers, and returns the answer.
 pub(super) async fn eventually<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
+    until(what, async || done()).await
+}
+
+/// As [`eventually`], for a question that waits itself.
+pub(super) async fn until<T>(what: &str, mut done: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Some(value) = done() {
+        if let Some(value) = done().await {
             return value;
         }
         assert!(Instant::now() < deadline, "{what} did not come");
