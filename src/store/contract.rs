@@ -1,7 +1,7 @@
 //! The suite that every [`super::Store`] passes: one function a rule, each on a store of its own.
 //!
 //! It is not `cfg(test)`, so that the tests of a store that needs a server can use it from outside the crate:
-//! [`store_contract!`](crate::store_contract) makes one test of each rule.
+//! [`suite!`] makes one test of each rule.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[macro_export]
 macro_rules! store_contract {
     ($make:path) => {
-        $crate::store_contract! { $make:
+        $crate::store::contract::suite! { $make:
             a_new_object_gets_uid_version_and_time_and_no_status
             a_name_is_given_once
             every_change_raises_the_version_and_no_change_does_not
@@ -54,6 +54,9 @@ macro_rules! store_contract {
         })*
     };
 }
+
+#[doc(inline)]
+pub use store_contract as suite;
 
 fn volume(name: &str) -> VolumeId {
     VolumeId::from_request_name(name)

@@ -59,7 +59,8 @@ pub enum Event<T> {
     Applied(T),
     /// The object is gone, or is no longer one of the selected; its last state that the store can tell.
     Deleted(T),
-    /// All objects that were there when the watch began (or began anew) have been reported.
+    /// All objects that were there when the watch began (or began anew) have been reported; when it began anew, also
+    /// those that went in between, as deleted.
     Ready,
 }
 

@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use redb::backends::InMemoryBackend;
 use redb::{Builder, Database, ReadableDatabase, StorageBackend, TableDefinition, TableError};
@@ -41,11 +42,7 @@ pub(super) fn open(path: &Path) -> Result<Database, OpenError> {
     }
     let mut file = OpenOptions::new().read(true).write(true).open(path).context(access())?;
     // redb locks the same open file description again, so nobody gets between the check and the opening.
-    match file.try_lock() {
-        Ok(()) => {}
-        Err(TryLockError::WouldBlock) => return open_error::InUseSnafu { path }.fail(),
-        Err(TryLockError::Error(e)) => return Err(access().into_error(e)),
-    }
+    lock(path, &file)?;
     let mut content = Vec::new();
     file.read_to_end(&mut content).context(access())?;
     if content.is_empty() {
@@ -53,6 +50,26 @@ pub(super) fn open(path: &Path) -> Result<Database, OpenError> {
     }
     check(path, content)?;
     builder().create_file(file).map_err(|e| refusal(path, e))
+}
+
+/// How long another holder of the lock is waited for. A killed agent is gone in this time, and a process that it was
+/// just starting, which holds what its parent has open until it executes its own program.
+const LOCK_PATIENCE: Duration = Duration::from_millis(500);
+/// How often the lock is tried meanwhile.
+const LOCK_STEP: Duration = Duration::from_millis(10);
+
+fn lock(path: &Path, file: &File) -> Result<(), OpenError> {
+    let end = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(LOCK_STEP),
+            Err(TryLockError::WouldBlock) => return open_error::InUseSnafu { path }.fail(),
+            Err(TryLockError::Error(source)) => {
+                return Err(open_error::AccessSnafu { path }.into_error(source));
+            }
+        }
+    }
 }
 
 fn refusal(path: &Path, error: redb::DatabaseError) -> OpenError {

@@ -1,0 +1,320 @@
+//! Brings this node's branches to what the store wants, and tells the store what is.
+//!
+//! Two loops. One measures the pools, on a timer and after each change, keeps the figures for whoever asks
+//! ([`Executor::latest`]) and publishes them as this node's `StorageNode`. The other watches this node's `Branch` objects
+//! and makes, checks or removes what each of them names, several at a time and never two for one branch; what failed is
+//! tried again, later each time. Nothing is polled on the way from a planned branch to a bound one.
+
+mod publish;
+mod queue;
+mod work;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use crate::domain::pool::{PoolReport, PoolState};
+use crate::domain::{NodeName, PoolName};
+use crate::node::branch::Branches;
+use crate::node::pool::Pools;
+use crate::store::object::{Branch, Object};
+use crate::store::{Event, Selector, Store};
+
+use queue::Queue;
+use work::{Done, Worker};
+
+/// Branches that are worked on at the same time: enough to keep several disks busy, few enough that a burst of volumes
+/// does not start hundreds of mkfs.
+const PARALLEL: usize = 8;
+
+/// Pause before a broken watch is begun anew.
+const REWATCH: Duration = Duration::from_secs(2);
+
+/// How often bound branches are looked at again although nothing was heard of them: finds files that were removed by hand,
+/// and refreshes how much of each is used.
+const RECHECK: Duration = Duration::from_secs(300);
+
+/// How long work that has begun may take to end when the agent stops.
+const STOP_BOUND: Duration = Duration::from_secs(20);
+
+/// What is published of this node besides its pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Labels, for `nodeSelector`.
+    pub labels: BTreeMap<String, String>,
+    /// Version of this program.
+    pub agent_version: String,
+    /// Version of its mergerfs; `None` when it has none that works.
+    pub mergerfs_version: Option<String>,
+    /// Kernel release.
+    pub kernel: String,
+    /// How often pools are measured.
+    pub measure_interval: Duration,
+}
+
+/// Works for one node.
+pub struct Executor {
+    store: Arc<dyn Store>,
+    node: NodeName,
+    facts: NodeFacts,
+    pools: Arc<Pools>,
+    branches: Arc<Branches>,
+    latest: watch::Sender<Arc<Vec<PoolReport>>>,
+    changed: Notify,
+}
+
+impl std::fmt::Debug for Executor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Executor").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl Executor {
+    /// An executor; it does nothing until [`Executor::run`].
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn Store>,
+        node: NodeName,
+        facts: NodeFacts,
+        pools: Arc<Pools>,
+        branches: Arc<Branches>,
+    ) -> Self {
+        let latest = watch::Sender::new(Arc::new(Vec::new()));
+        Self { store, node, facts, pools, branches, latest, changed: Notify::new() }
+    }
+
+    /// The pools as last measured; empty before the first measurement.
+    #[must_use]
+    pub fn latest(&self) -> Arc<Vec<PoolReport>> {
+        self.latest.borrow().clone()
+    }
+
+    /// The pools as last measured, and each later measurement.
+    #[must_use]
+    pub fn watch_pools(&self) -> watch::Receiver<Arc<Vec<PoolReport>>> {
+        self.latest.subscribe()
+    }
+
+    /// Works until `shutdown`. Errors are logged, published where they concern an object, and tried again.
+    pub async fn run(&self, shutdown: CancellationToken) {
+        let branches = self.branches.clone();
+        match tokio::task::spawn_blocking(move || branches.sweep()).await {
+            Ok((swept, errors)) => {
+                if swept > 0 {
+                    info!(leftovers = swept, "removed what an interrupted run left half done");
+                }
+                for e in errors {
+                    error!(error = %e, "cannot remove what an interrupted run left half done");
+                }
+            }
+            Err(e) => error!(error = %e, "the search for leftovers ended"),
+        }
+        tokio::join!(self.measure_loop(&shutdown), self.branch_loop(&shutdown));
+    }
+
+    async fn measure_loop(&self, shutdown: &CancellationToken) {
+        let mut published = publish::Published::default();
+        let mut after_change = true;
+        loop {
+            let pools = self.pools.clone();
+            match tokio::task::spawn_blocking(move || pools.measure()).await {
+                Ok(reports) => {
+                    log_states(&self.latest(), &reports);
+                    self.latest.send_replace(Arc::new(reports.clone()));
+                    published.publish(&*self.store, &self.node, &self.facts, reports, after_change).await;
+                }
+                Err(e) => error!(error = %e, "the measurement of the pools ended"),
+            }
+            after_change = tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = self.changed.notified() => true,
+                () = tokio::time::sleep(self.facts.measure_interval) => false,
+            };
+        }
+    }
+
+    async fn branch_loop(&self, shutdown: &CancellationToken) {
+        let mut state = State::default();
+        let mut running = JoinSet::new();
+        let mut pools = self.latest.subscribe();
+        let mut recheck = tokio::time::interval(RECHECK);
+        let worker = Worker { store: self.store.clone(), branches: self.branches.clone() };
+        while !shutdown.is_cancelled() {
+            let watched = self.store.branches().watch(Selector::Node(self.node.clone())).await;
+            let mut events = match watched {
+                Ok(events) => events,
+                Err(e) => {
+                    error!(error = %e, retry_after = ?REWATCH, "cannot watch this node's branches");
+                    tokio::select! {
+                        () = shutdown.cancelled() => break,
+                        () = tokio::time::sleep(REWATCH) => continue,
+                    }
+                }
+            };
+            state.seen.clear();
+            loop {
+                while running.len() < PARALLEL
+                    && let Some(name) = state.queue.next(Instant::now())
+                {
+                    let Some(branch) = state.wanted.get(&name).cloned() else {
+                        state.queue.finished(&name);
+                        continue;
+                    };
+                    let (worker, attempt) = (worker.clone(), state.queue.attempt(&name));
+                    running.spawn(async move { worker.act(branch, attempt).await });
+                }
+                let due = state.queue.due().unwrap_or_else(|| Instant::now() + RECHECK);
+                tokio::select! {
+                    () = shutdown.cancelled() => break,
+                    event = events.next() => match event {
+                        Some(Ok(event)) => state.note(event),
+                        Some(Err(e)) => {
+                            warn!(error = %e, "the watch of this node's branches broke");
+                            break;
+                        }
+                        None => break,
+                    },
+                    Some(done) = running.join_next(), if !running.is_empty() => match done {
+                        Ok(done) => {
+                            if done.changed {
+                                self.changed.notify_one();
+                            }
+                            state.finish(done);
+                        }
+                        Err(e) => error!(error = %e, "work on a branch ended"),
+                    },
+                    Ok(()) = pools.changed() => {
+                        let reports = pools.borrow_and_update().clone();
+                        state.pools_measured(&reports);
+                    }
+                    _ = recheck.tick() => state.check_all(),
+                    () = tokio::time::sleep_until(due), if running.len() < PARALLEL => {}
+                }
+            }
+            if !shutdown.is_cancelled() {
+                tokio::time::sleep(REWATCH).await;
+            }
+        }
+        let stopped = async { while running.join_next().await.is_some() {} };
+        if tokio::time::timeout(STOP_BOUND, stopped).await.is_err() {
+            warn!(
+                branches = running.len(),
+                "stopped while work on branches was under way; it is resumed at the next start"
+            );
+        }
+    }
+}
+
+/// What the branch loop knows.
+#[derive(Default)]
+struct State {
+    /// The objects as last heard of.
+    wanted: BTreeMap<String, Branch>,
+    /// Names heard of since the watch began.
+    seen: HashSet<String>,
+    /// Versions of specs that were found to be as they should, and have not to be looked at again for each event.
+    settled: HashMap<String, Branch>,
+    pools: HashMap<PoolName, PoolState>,
+    queue: Queue,
+}
+
+impl State {
+    fn note(&mut self, event: Event<Branch>) {
+        match event {
+            Event::Applied(branch) => {
+                let name = branch.meta().name.clone();
+                self.seen.insert(name.clone());
+                let settled = self.settled.get(&name).is_some_and(|s| {
+                    s.spec == branch.spec
+                        && s.status.phase == branch.status.phase
+                        && branch.meta.deleting.is_none()
+                });
+                if !settled {
+                    self.settled.remove(&name);
+                    self.queue.now(&name);
+                }
+                self.wanted.insert(name, branch);
+            }
+            Event::Deleted(branch) => self.forget(&branch.meta().name),
+            Event::Ready => {
+                let gone: Vec<String> =
+                    self.wanted.keys().filter(|n| !self.seen.contains(*n)).cloned().collect();
+                for name in gone {
+                    self.forget(&name);
+                }
+            }
+        }
+    }
+
+    fn forget(&mut self, name: &str) {
+        self.wanted.remove(name);
+        self.settled.remove(name);
+        self.queue.remove(name);
+    }
+
+    fn finish(&mut self, done: Done) {
+        if let Some(settled) = &done.settled
+            && let Some(wanted) = self.wanted.get_mut(&done.name)
+            && wanted.spec == settled.spec
+            && wanted.meta.deleting == settled.meta.deleting
+        {
+            // What happened meanwhile was the work's own write.
+            self.queue.calm(&done.name);
+            wanted.clone_from(settled);
+        }
+        self.queue.finished(&done.name);
+        match done.retry {
+            Some(after) => self.queue.after(&done.name, Instant::now() + after),
+            None => {
+                self.queue.succeeded(&done.name);
+                if let Some(branch) = done.settled {
+                    self.settled.insert(done.name, branch);
+                }
+            }
+        }
+    }
+
+    /// The branches of a pool that came or went are looked at again.
+    fn pools_measured(&mut self, reports: &[PoolReport]) {
+        for report in reports {
+            if self.pools.insert(report.name.clone(), report.state).is_none_or(|old| old == report.state) {
+                continue;
+            }
+            let here = self.wanted.iter().filter(|(_, b)| b.spec.pool == report.name).map(|(n, _)| n.clone());
+            for name in here.collect::<Vec<_>>() {
+                self.settled.remove(&name);
+                self.queue.now(&name);
+            }
+        }
+    }
+
+    fn check_all(&mut self) {
+        self.settled.clear();
+        for name in self.wanted.keys() {
+            self.queue.soon(name);
+        }
+    }
+}
+
+fn log_states(before: &[PoolReport], now: &[PoolReport]) {
+    for report in now {
+        let old = before.iter().find(|r| r.name == report.name).map(|r| r.state);
+        match report.state {
+            state if Some(state) == old => {}
+            PoolState::Ready => info!(pool.name = %report.name, pool.path = report.path, "the pool is ready"),
+            state => {
+                warn!(pool.name = %report.name, pool.state = ?state, reason = report.message, "the pool cannot be used")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
