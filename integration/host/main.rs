@@ -14,3 +14,4 @@ mod pool;
 mod semantics;
 mod support;
 mod union;
+mod volume;

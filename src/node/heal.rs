@@ -1,1 +1,185 @@
-//! See the module above.
+//! Finds what died and puts it back under running workloads.
+//!
+//! One task. It waits on the pidfd of every union's process, so that a death is seen at once, and looks at every volume
+//! from time to time, for what no pidfd tells: a daemon that hangs, a branch that failed, a mount that someone removed.
+//! What is wrong is decided and repaired by [`Volumes`]; here is only when to look, and how often.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::union::watch_exit;
+use super::volume::{Outcome, Volumes};
+use crate::domain::VolumeId;
+use crate::platform::process::ProcessId;
+
+/// How often volumes are looked at that seem well, at most. A failed branch stays under its union for so long.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Time between two looks for each volume that there is: a look asks each branch in a thread, about 0.2 ms a volume, and
+/// an idle agent shall stay far below half a percent of a core.
+const LOOK_SHARE: Duration = Duration::from_millis(150);
+
+/// How soon a volume is looked at again that someone else was busy with.
+const BUSY_PAUSE: Duration = Duration::from_secs(1);
+
+/// Repairs at the same time. Each starts a process and enters other mount namespaces, which takes some tens of
+/// milliseconds of one core.
+const PARALLEL_REPAIRS: usize = 16;
+
+/// Repairs unions until it is told to stop.
+#[derive(Debug)]
+pub struct Healer {
+    volumes: Volumes,
+    /// Processes that are watched, by volume.
+    watched: HashMap<VolumeId, ProcessId>,
+    exits: JoinSet<Exit>,
+    /// When volumes are to be repaired.
+    due: HashMap<VolumeId, Instant>,
+    running: HashSet<VolumeId>,
+    repairs: JoinSet<(VolumeId, Option<Outcome>)>,
+}
+
+/// The end of watching a process.
+#[derive(Debug)]
+struct Exit {
+    volume: VolumeId,
+    process: ProcessId,
+    /// False where it could not be watched.
+    ended: bool,
+}
+
+impl Healer {
+    /// A healer of these volumes.
+    #[must_use]
+    pub fn new(volumes: Volumes) -> Self {
+        Self {
+            volumes,
+            watched: HashMap::new(),
+            exits: JoinSet::new(),
+            due: HashMap::new(),
+            running: HashSet::new(),
+            repairs: JoinSet::new(),
+        }
+    }
+
+    /// Watches and repairs until `shutdown`. Repairs that have begun are finished.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let mut next_look = Instant::now() + LOOK_EVERY;
+        self.watch();
+        loop {
+            self.start_due();
+            let next = self.next_due();
+            let volumes = self.volumes.clone();
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                Some(exit) = self.exits.join_next() => match exit {
+                    Ok(exit) => self.exited(exit),
+                    Err(error) => tracing::error!(error = %error, "a watch ended early"),
+                },
+                Some(repaired) = self.repairs.join_next() => match repaired {
+                    Ok((volume, outcome)) => self.finished(volume, outcome),
+                    Err(error) => tracing::error!(error = %error, "a repair ended early"),
+                },
+                () = volumes.changed() => self.watch(),
+                () = tokio::time::sleep_until(next), if self.running.len() < PARALLEL_REPAIRS => {}
+                () = tokio::time::sleep_until(next_look) => {
+                    let count = self.look().await;
+                    next_look = Instant::now() + LOOK_EVERY.max(LOOK_SHARE * count);
+                }
+            }
+        }
+        while let Some(repaired) = self.repairs.join_next().await {
+            if let Err(error) = repaired {
+                tracing::error!(error = %error, "a repair ended early");
+            }
+        }
+    }
+
+    /// Watches the processes that are there now and no others.
+    fn watch(&mut self) {
+        let wanted: HashMap<_, _> = self.volumes.processes().into_iter().collect();
+        self.watched.retain(|volume, process| wanted.get(volume) == Some(process));
+        for (volume, process) in wanted {
+            if self.watched.contains_key(&volume) {
+                continue;
+            }
+            self.watched.insert(volume.clone(), process.clone());
+            let host = self.volumes.host().clone();
+            self.exits.spawn(async move {
+                let watched = watch_exit(&host, &process).await;
+                if let Err(error) = &watched {
+                    // The looks find its death as well, only later.
+                    tracing::warn!(volume.id = %volume, error = %error, "its mergerfs cannot be watched");
+                }
+                Exit { volume, process, ended: watched.is_ok() }
+            });
+        }
+    }
+
+    fn exited(&mut self, exit: Exit) {
+        let Exit { volume, process, ended } = exit;
+        // One that was replaced or unstaged meanwhile is nobody's loss.
+        if ended && self.watched.get(&volume) == Some(&process) {
+            self.watched.remove(&volume);
+            tracing::warn!(volume.id = %volume, process.id = process.pid, "mergerfs ended");
+            self.due.insert(volume, Instant::now());
+        }
+    }
+
+    /// Looks at all volumes, marks those that need more, and tells how many there are.
+    async fn look(&mut self) -> u32 {
+        let (suspicious, count) = self.volumes.suspicious().await;
+        let now = Instant::now();
+        for volume in suspicious {
+            self.due.entry(volume).or_insert(now);
+        }
+        u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn start_due(&mut self) {
+        let now = Instant::now();
+        let ready: Vec<_> = self
+            .due
+            .iter()
+            .filter(|(volume, at)| **at <= now && !self.running.contains(*volume))
+            .map(|(volume, _)| volume.clone())
+            .take(PARALLEL_REPAIRS.saturating_sub(self.running.len()))
+            .collect();
+        for volume in ready {
+            self.due.remove(&volume);
+            self.running.insert(volume.clone());
+            let volumes = self.volumes.clone();
+            self.repairs.spawn(async move {
+                let outcome = volumes.heal(&volume).await;
+                (volume, outcome)
+            });
+        }
+    }
+
+    fn finished(&mut self, volume: VolumeId, outcome: Option<Outcome>) {
+        self.running.remove(&volume);
+        let pause = match outcome {
+            Some(Outcome::Fine | Outcome::Repaired | Outcome::Gone) => return,
+            Some(Outcome::Troubled { pause, .. }) => pause,
+            None => BUSY_PAUSE + jitter(&volume, BUSY_PAUSE),
+        };
+        self.due.entry(volume).or_insert_with(|| Instant::now() + pause);
+    }
+
+    fn next_due(&self) -> Instant {
+        let waiting = self.due.iter().filter(|(volume, _)| !self.running.contains(*volume));
+        waiting.map(|(_, at)| *at).min().unwrap_or_else(|| Instant::now() + LOOK_EVERY)
+    }
+}
+
+/// A share of `of` that differs between volumes, so that they do not all come back at once.
+fn jitter(volume: &VolumeId, of: Duration) -> Duration {
+    let mut hasher = DefaultHasher::new();
+    volume.hash(&mut hasher);
+    of * u32::try_from(hasher.finish() % 256).unwrap_or(0) / 256
+}

@@ -10,6 +10,7 @@
 pub mod block;
 mod bounded;
 pub mod directory;
+pub mod entry;
 pub mod file;
 pub mod fuse;
 pub mod loopdev;

@@ -1,0 +1,8 @@
+//! Volumes on the real machine: staged, published, broken and healed.
+
+mod faults;
+mod healing;
+mod life;
+mod model;
+mod refusals;
+mod rig;

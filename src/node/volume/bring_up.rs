@@ -1,0 +1,434 @@
+//! Making true what a record says: branches, union, binds. Each step finds what is there already and does the rest.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use super::error::VolumeError;
+use super::paths::Place;
+use super::record::{Origin, Phase, Record, branch_mount};
+use super::slot::Slot;
+use super::types::{Access, PublishRequest};
+use super::view::{Found, View};
+use super::{Core, DATA, flags};
+use crate::domain::union::UnionKind;
+use crate::node::branch::{Attached, BranchError};
+use crate::node::union::UnionState;
+use crate::platform::file::fd_path;
+use crate::platform::mount::MountAttr;
+
+/// Branches attached at the same time: each is a few system calls and a mount, which one disk serves one by one anyway.
+const PARALLEL_BRANCHES: usize = 8;
+
+/// A stack of more dead mounts than this at one place is not of our making.
+const MAX_STACK: usize = 16;
+
+/// Directories below the state directory.
+const PRIVATE: u32 = 0o700;
+
+/// Read, write and search for the group, and new files belong to the group of the directory.
+const GROUP_BITS: u32 = 0o2070;
+
+impl Core {
+    /// Brings the volume to what its record says, and puts a new union under workloads where the old one is gone.
+    pub(super) fn bring_up(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
+        let failures = self.attach(record);
+        if !failures.is_empty() {
+            return Err(incomplete(record, failures));
+        }
+        self.apply_group(record)?;
+        self.ensure_union(slot, record)?;
+        let before = record.origin.clone();
+        let now = self.settle_origin(record)?;
+        self.ensure_staged(record, &now, before.as_ref())?;
+        for publish in record.publishes.clone() {
+            self.mend_published(record, &publish, &now, before.as_ref())?;
+        }
+        if record.restoring {
+            record.restoring = false;
+            self.save(record)?;
+        }
+        if matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs) {
+            self.unions
+                .discard_replaced(record.volume())
+                .map_err(|e| VolumeError::union(record.volume(), e))?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the branches that the record's union runs with; the numbers of those that could not
+    /// be, and why.
+    pub(super) fn attach(&self, record: &mut Record) -> Vec<(u32, BranchError)> {
+        let directory = self.records.directory(record.volume());
+        let read_only = record.reader_only();
+        let wanted: Vec<_> = record.serving().map(|b| b.spec.clone()).collect();
+        let results = parallel(&wanted, PARALLEL_BRANCHES, |spec| {
+            self.branches.ensure_attached(spec, &branch_mount(&directory, spec.index), read_only)
+        });
+        let mut failures = Vec::new();
+        for (spec, result) in wanted.iter().zip(results) {
+            match result {
+                Ok(Attached { backing, device, .. }) => {
+                    if let Some(branch) = record.branches.iter_mut().find(|b| b.spec.index == spec.index) {
+                        branch.backing = Some(backing);
+                        branch.device = device;
+                    }
+                }
+                Err(error) => failures.push((spec.index, error)),
+            }
+        }
+        failures
+    }
+
+    /// Lets the group write at the root of the volume: of each branch, so that the union shows the same whichever branch
+    /// it asks. Never below the root: what is there belongs to whoever made it.
+    fn apply_group(&self, record: &Record) -> Result<(), VolumeError> {
+        let Some(group) = record.group else { return Ok(()) };
+        // What a workload did to the root since then is its own affair.
+        if record.phase != Phase::Staging || record.reader_only() || record.kind == UnionKind::Block {
+            return Ok(());
+        }
+        let directory = self.records.directory(record.volume());
+        for branch in record.serving() {
+            self.set_group(record, &branch_mount(&directory, branch.spec.index).join(DATA), group)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the group write in one directory.
+    pub(super) fn set_group(&self, record: &Record, data: &Path, group: u32) -> Result<(), VolumeError> {
+        let failed = |e| VolumeError::host(record.volume(), "give the volume's root to its group", e);
+        let mode = self.host.entry(data).map_err(failed)?.map_or(0o755, |e| e.mode);
+        self.host.set_owner_mode(data, None, Some(group), Some(mode | GROUP_BITS)).map_err(failed)
+    }
+
+    /// Makes the union run; a new one beside an old one that is gone.
+    fn ensure_union(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
+        if !matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs) {
+            return Ok(());
+        }
+        let volume = record.volume().clone();
+        let directory = self.records.directory(&volume);
+        let failed = |e| VolumeError::union(&volume, e);
+        let state = match self.unions.observe(&volume).map_err(failed)? {
+            running @ UnionState::Running { .. } => running,
+            UnionState::Hung { process, .. } => {
+                return Err(VolumeError::Union {
+                    volume,
+                    reason: format!(
+                        "its mergerfs (pid {}) does not answer; it is replaced when that lasts, try again",
+                        process.pid
+                    ),
+                });
+            }
+            UnionState::Absent if record.origin.is_none() => {
+                let spec = record.union_spec(&directory);
+                self.make_mount_point(record, &spec.mount_point)?;
+                self.unions.ensure(&spec).map_err(failed)?
+            }
+            UnionState::Absent | UnionState::Dead { .. } => {
+                record.generation += 1;
+                self.save(record)?;
+                let spec = record.union_spec(&directory);
+                self.make_mount_point(record, &spec.mount_point)?;
+                self.unions.replace(&spec).map_err(failed)?
+            }
+        };
+        if let UnionState::Running { process, .. } = state {
+            slot.hints().process = process;
+            self.changed.notify_one();
+        }
+        Ok(())
+    }
+
+    /// What the binds of the volume must show from now on. Where they show a union that is gone, it is exchanged under
+    /// them, in this and all other mount namespaces.
+    fn settle_origin(&self, record: &mut Record) -> Result<Origin, VolumeError> {
+        let directory = self.records.directory(record.volume());
+        let Some(now) = self.view(record)?.origin(record, &directory) else {
+            return Err(VolumeError::Incomplete {
+                volume: record.volume().clone(),
+                reason: "what it is made of was unmounted meanwhile; try again".to_owned(),
+            });
+        };
+        let before = record.origin.replace(now.clone());
+        if let Some(before) = before
+            && before.device != now.device
+            && matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs)
+        {
+            let living = record.union_mount(&directory);
+            let swap = self.host.swap_mounts(before.device, &living).map_err(|e| {
+                VolumeError::host(record.volume(), "put the new union under running workloads", e)
+            })?;
+            record.heals += 1;
+            tracing::info!(
+                volume.id = %record.volume(),
+                union.generation = record.generation,
+                swap.namespaces = swap.namespaces,
+                swap.mounts = swap.swapped,
+                swap.failed = swap.failed,
+                "union replaced"
+            );
+        }
+        self.save(record)?;
+        Ok(now)
+    }
+
+    /// Binds the volume at its staging path.
+    fn ensure_staged(
+        &self,
+        record: &mut Record,
+        now: &Origin,
+        before: Option<&Origin>,
+    ) -> Result<(), VolumeError> {
+        let directory = self.records.directory(record.volume());
+        let staging = self.place(&record.request.staging, true)?;
+        if record.kind == UnionKind::Block && self.view(record)?.at(&staging.real).is_none() {
+            // The device is bound at a file in the staging directory.
+            let made = self.missing(record, &staging)?;
+            staging.directory()?;
+            record.made_staging |= made;
+        }
+        let anchor = self.anchor(record)?;
+        let (source, attr) = match record.kind {
+            UnionKind::Overlay | UnionKind::Mergerfs => {
+                (record.union_mount(&directory).join(DATA), stage_attr(record)?)
+            }
+            UnionKind::Bind => {
+                let index = record.branches.first().map_or(0, |b| b.spec.index);
+                (branch_mount(&directory, index).join(DATA), stage_attr(record)?)
+            }
+            UnionKind::Block => {
+                let device = record.branches.first().and_then(|b| b.device.clone());
+                (device.unwrap_or_default(), MountAttr::default())
+            }
+        };
+        let made = self.bind(record, &source, &anchor, attr, now, before)?;
+        if record.kind != UnionKind::Block {
+            record.made_staging |= made;
+        }
+        Ok(())
+    }
+
+    /// Binds the staged volume at a target where a dead mount of it lies. A target that someone unmounted is put back only
+    /// after a reboot: else whoever wants it publishes again.
+    fn mend_published(
+        &self,
+        record: &Record,
+        publish: &PublishRequest,
+        now: &Origin,
+        before: Option<&Origin>,
+    ) -> Result<(), VolumeError> {
+        let Some(target) = self.places.open(&publish.target, false)? else { return Ok(()) };
+        let view = self.view(record)?;
+        let stale = matches!(view.find(&target.real, record.volume(), Some(now), before), Found::Stale(_));
+        if stale || record.restoring {
+            self.ensure_published(record, publish, now, before)?;
+        }
+        Ok(())
+    }
+
+    /// Binds the staged volume at a target.
+    pub(super) fn ensure_published(
+        &self,
+        record: &Record,
+        publish: &PublishRequest,
+        now: &Origin,
+        before: Option<&Origin>,
+    ) -> Result<(), VolumeError> {
+        let target = self.place(&publish.target, false)?;
+        let attr = publish_attr(record, publish)?;
+        let source = self.anchor(record)?.real;
+        self.bind(record, &source, &target, attr, now, before).map(|_| ())
+    }
+
+    /// Binds `source` at the place, once and with these attributes; dead mounts of the volume there are removed first.
+    /// True where the directory or file was made.
+    fn bind(
+        &self,
+        record: &Record,
+        source: &Path,
+        place: &Place,
+        attr: MountAttr,
+        now: &Origin,
+        before: Option<&Origin>,
+    ) -> Result<bool, VolumeError> {
+        let volume = record.volume();
+        for _ in 0..MAX_STACK {
+            match self.view(record)?.find(&place.real, volume, Some(now), before) {
+                Found::Nothing => {
+                    let made = self.missing(record, place)?;
+                    let target: OwnedFd =
+                        if record.kind == UnionKind::Block { place.file()? } else { place.directory()? };
+                    let bound = self
+                        .host
+                        .bind(source, &fd_path(&target), attr)
+                        .map_err(|e| VolumeError::host(volume, "bind the volume", e));
+                    if bound.is_err() && made {
+                        self.remove_place(record.kind, place);
+                    }
+                    return bound.map(|()| made);
+                }
+                Found::Ours(entry) => {
+                    return match flags::difference(flags::of(entry), attr) {
+                        Some(reason) if record.kind != UnionKind::Block => {
+                            Err(differs(record, &place.real, reason))
+                        }
+                        _ => Ok(false),
+                    };
+                }
+                Found::Stale(_) => {
+                    // It answers nobody any more, so there is nothing to be flushed.
+                    self.host
+                        .unmount(&place.handle(), true)
+                        .map_err(|e| VolumeError::host(volume, "remove a dead mount", e))?;
+                }
+                Found::Foreign(entry) => return Err(foreign(&place.real, &entry.fs_type, &entry.source)),
+            }
+        }
+        Err(VolumeError::Path {
+            path: place.real.clone(),
+            reason: "too many dead mounts lie there: unmount them by hand".to_owned(),
+        })
+    }
+
+    /// True where nothing is at the place. For a place that nothing is mounted at.
+    fn missing(&self, record: &Record, place: &Place) -> Result<bool, VolumeError> {
+        self.host
+            .entry(&place.handle())
+            .map(|entry| entry.is_none())
+            .map_err(|e| VolumeError::host(record.volume(), "look at the target", e))
+    }
+
+    /// Removes an empty directory or file of ours; what cannot be removed stays.
+    pub(super) fn remove_place(&self, kind: UnionKind, place: &Place) {
+        let handle = place.handle();
+        let removed = if kind == UnionKind::Block {
+            self.host.remove_file(&handle)
+        } else {
+            self.host.remove_directory(&handle)
+        };
+        if let Err(error) = removed {
+            tracing::warn!(path = %place.real.display(), error = %error, "an empty mount point stays");
+        }
+    }
+
+    fn make_mount_point(&self, record: &Record, path: &Path) -> Result<(), VolumeError> {
+        self.host
+            .ensure_directory(path, PRIVATE)
+            .map(|_| ())
+            .map_err(|e| VolumeError::host(record.volume(), "make the union's mount point", e))
+    }
+
+    /// Where the staged volume is mounted.
+    pub(super) fn anchor(&self, record: &Record) -> Result<Place, VolumeError> {
+        self.place(&anchor_path(record), false)
+    }
+
+    /// A path of a caller, checked.
+    pub(super) fn place(&self, path: &Path, create: bool) -> Result<Place, VolumeError> {
+        self.places.open(path, create)?.ok_or_else(|| VolumeError::Path {
+            path: path.to_owned(),
+            reason: "its parent directory does not exist: make it first".to_owned(),
+        })
+    }
+
+    /// The mounts of this moment.
+    pub(super) fn view(&self, record: &Record) -> Result<View, VolumeError> {
+        self.host
+            .mounts()
+            .map(View::new)
+            .map_err(|e| VolumeError::host(record.volume(), "read the kernel's mounts", e))
+    }
+
+    /// Writes the record.
+    pub(super) fn save(&self, record: &Record) -> Result<(), VolumeError> {
+        self.records.save(record).map_err(|e| VolumeError::host(record.volume(), "write its record", e))
+    }
+}
+
+/// Where the staged volume is mounted, as given: a block device at a file in the staging directory.
+pub(super) fn anchor_path(record: &Record) -> PathBuf {
+    match record.kind {
+        UnionKind::Block => record.request.staging.join("device"),
+        UnionKind::Bind | UnionKind::Overlay | UnionKind::Mergerfs => record.request.staging.clone(),
+    }
+}
+
+/// The attributes of the mount at the staging path.
+pub(super) fn stage_attr(record: &Record) -> Result<MountAttr, VolumeError> {
+    let attr = attr_of(record, &record.request.access)?;
+    Ok(MountAttr { read_only: attr.read_only || record.reader_only(), ..attr })
+}
+
+/// The attributes of the mount at a target: what the stage has and what the request adds.
+pub(super) fn publish_attr(record: &Record, publish: &PublishRequest) -> Result<MountAttr, VolumeError> {
+    if record.kind == UnionKind::Block {
+        return Ok(MountAttr::default());
+    }
+    let (stage, own) = (stage_attr(record)?, attr_of(record, &publish.access)?);
+    Ok(MountAttr {
+        read_only: stage.read_only || own.read_only || publish.read_only || publish.access_mode.reader_only(),
+        nosuid: stage.nosuid || own.nosuid,
+        nodev: stage.nodev || own.nodev,
+        noexec: stage.noexec || own.noexec,
+        noatime: stage.noatime || own.noatime,
+    })
+}
+
+fn attr_of(record: &Record, access: &Access) -> Result<MountAttr, VolumeError> {
+    match access {
+        Access::Mount { flags, .. } => flags::parse(flags)
+            .map_err(|reason| VolumeError::Request { volume: record.volume().clone(), reason }),
+        Access::Block => Ok(MountAttr::default()),
+    }
+}
+
+pub(super) fn differs(record: &Record, path: &Path, reason: String) -> VolumeError {
+    VolumeError::Differs { volume: record.volume().clone(), path: path.to_owned(), reason }
+}
+
+pub(super) fn foreign(path: &Path, fs_type: &str, source: &str) -> VolumeError {
+    VolumeError::Path {
+        path: path.to_owned(),
+        reason: format!(
+            "something else is mounted there ({fs_type} of {source}): unmount it, or choose another path"
+        ),
+    }
+}
+
+pub(super) fn incomplete(record: &Record, mut failures: Vec<(u32, BranchError)>) -> VolumeError {
+    if failures.len() == 1 {
+        return VolumeError::branch(record.volume(), failures.remove(0).1);
+    }
+    let reason = failures.iter().map(|(_, e)| e.to_string()).collect::<Vec<_>>().join("; ");
+    VolumeError::Incomplete { volume: record.volume().clone(), reason }
+}
+
+/// Runs `work` on each item, at most `limit` at a time; the results in the items' order.
+pub(super) fn parallel<T: Sync, R: Send>(items: &[T], limit: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let run = || {
+        let mut done = Vec::new();
+        while let Some((index, item)) = {
+            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            items.get(index).map(|item| (index, item))
+        } {
+            done.push((index, work(item)));
+        }
+        done
+    };
+    let mut done = std::thread::scope(|scope| {
+        // One item's work needs no thread of its own: this one does it.
+        let helpers: Vec<_> = (1..limit.min(items.len())).map(|_| scope.spawn(run)).collect();
+        let mut done = run();
+        for helper in helpers {
+            match helper.join() {
+                Ok(more) => done.extend(more),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        done
+    });
+    done.sort_by_key(|(index, _)| *index);
+    done.into_iter().map(|(_, result)| result).collect()
+}

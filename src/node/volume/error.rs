@@ -1,0 +1,139 @@
+//! Why a volume could not be staged, published or asked.
+
+use std::path::PathBuf;
+
+use snafu::Snafu;
+
+use crate::domain::VolumeId;
+use crate::node::branch::BranchError;
+use crate::node::union::UnionError;
+use crate::platform::HostError;
+use crate::store::StoreError;
+
+/// Staging or publishing failed.
+#[derive(Debug, Snafu)]
+#[snafu(visibility(pub(crate)), module)]
+pub enum VolumeError {
+    /// No such volume.
+    #[snafu(display("volume {volume} does not exist"))]
+    Unknown {
+        /// The volume.
+        volume: VolumeId,
+    },
+    /// A path that the caller gave is refused.
+    #[snafu(display("path {} is refused: {reason}", path.display()))]
+    Path {
+        /// The path.
+        path: PathBuf,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// What the caller asks for cannot be done with this volume.
+    #[snafu(display("volume {volume}: {reason}"))]
+    Request {
+        /// The volume.
+        volume: VolumeId,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The volume is staged or published there in another way.
+    #[snafu(display("volume {volume} is already at {} in another way: {reason}", path.display()))]
+    Differs {
+        /// The volume.
+        volume: VolumeId,
+        /// Where.
+        path: PathBuf,
+        /// What differs.
+        reason: String,
+    },
+    /// It must be staged first.
+    #[snafu(display("volume {volume} is not staged at {}: call NodeStageVolume first", staging.display()))]
+    NotStaged {
+        /// The volume.
+        volume: VolumeId,
+        /// Where it was expected.
+        staging: PathBuf,
+    },
+    /// Not all of its branches can be used now; try again.
+    #[snafu(display("volume {volume} is not complete: {reason}"))]
+    Incomplete {
+        /// The volume.
+        volume: VolumeId,
+        /// Which branches, and why.
+        reason: String,
+    },
+    /// Something still uses it.
+    #[snafu(display("volume {volume} is in use: {reason}"))]
+    Busy {
+        /// The volume.
+        volume: VolumeId,
+        /// By what.
+        reason: String,
+    },
+    /// No union could be made on this node.
+    #[snafu(display("volume {volume} cannot be merged here: {reason}"))]
+    Union {
+        /// The volume.
+        volume: VolumeId,
+        /// Why, and what to do.
+        reason: String,
+    },
+    /// The machine refused something.
+    #[snafu(display("volume {volume}: cannot {action}: {source}"))]
+    Host {
+        /// The volume.
+        volume: VolumeId,
+        /// What was to be done.
+        action: &'static str,
+        /// Why it failed.
+        source: HostError,
+    },
+    /// The store did not answer.
+    #[snafu(display("volume {volume}: {source}"))]
+    Store {
+        /// The volume.
+        volume: VolumeId,
+        /// Why.
+        source: StoreError,
+    },
+}
+
+/// `EBUSY`, as the kernel tells that files are open.
+const EBUSY: i32 = libc::EBUSY;
+
+impl VolumeError {
+    /// The machine refused `action` on the volume; open files become [`VolumeError::Busy`].
+    pub(super) fn host(volume: &VolumeId, action: &'static str, source: HostError) -> Self {
+        if source.errno() == Some(EBUSY) {
+            return Self::Busy { volume: volume.clone(), reason: format!("cannot {action}: {source}") };
+        }
+        Self::Host { volume: volume.clone(), action, source }
+    }
+
+    /// A branch could not be used or let go.
+    pub(super) fn branch(volume: &VolumeId, source: BranchError) -> Self {
+        let volume = volume.clone();
+        match source {
+            BranchError::Host { action, source, .. } => Self::host(&volume, action, source),
+            BranchError::Pool { .. }
+            | BranchError::NoRoom { .. }
+            | BranchError::Unfit { .. }
+            | BranchError::Foreign { .. }
+            | BranchError::InUse { .. }
+            | BranchError::Missing { .. } => Self::Incomplete { volume, reason: source.to_string() },
+        }
+    }
+
+    /// The union could not be made, asked or ended.
+    pub(super) fn union(volume: &VolumeId, source: UnionError) -> Self {
+        let volume = volume.clone();
+        match source {
+            UnionError::Host { action, source } => Self::host(&volume, action, source),
+            UnionError::Request { reason, .. } => Self::Request { volume, reason },
+            UnionError::NoMergerfs { .. }
+            | UnionError::Start { .. }
+            | UnionError::Option { .. }
+            | UnionError::Differs { .. } => Self::Union { volume, reason: source.to_string() },
+        }
+    }
+}

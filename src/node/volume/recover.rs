@@ -1,0 +1,67 @@
+//! Going on where an earlier agent stopped.
+
+use super::Core;
+use super::bring_up::parallel;
+use super::error::VolumeError;
+use super::record::Phase;
+use super::repair::Outcome;
+use super::slot::Slot;
+use crate::domain::VolumeId;
+
+/// Volumes looked at at the same time: mostly questions to the kernel, seldom a start of mergerfs.
+const PARALLEL_VOLUMES: usize = 16;
+
+impl Core {
+    pub(super) fn recover(&self) {
+        let volumes = match self.records.volumes() {
+            Ok(volumes) => volumes,
+            Err(error) => {
+                tracing::error!(error = %error, "the volumes on record cannot be listed: none is adopted");
+                return;
+            }
+        };
+        let adopted = parallel(&volumes, PARALLEL_VOLUMES, |volume| {
+            let slot = self.slots.of(volume);
+            // Requests are not served yet, and the healer does not run: nobody else holds it for long.
+            let _guard = slot.lock.blocking_lock();
+            self.recover_volume(&slot, volume)
+                .inspect_err(|error| {
+                    slot.hints().trouble = Some(error.to_string());
+                    tracing::error!(volume.id = %volume, error = %error, "volume cannot be adopted yet");
+                })
+                .is_ok()
+        });
+        let count = adopted.iter().filter(|ok| **ok).count();
+        if !volumes.is_empty() {
+            tracing::info!(volumes.adopted = count, volumes.total = volumes.len(), "volumes adopted");
+        }
+    }
+
+    fn recover_volume(&self, slot: &Slot, volume: &VolumeId) -> Result<(), VolumeError> {
+        let failed = |action| move |e| VolumeError::host(volume, action, e);
+        let Some(record) = self.records.load(volume).map_err(failed("read its record"))? else {
+            return self.clear(volume);
+        };
+        if record.boot_id == self.boot_id {
+            return match self.heal(slot, volume) {
+                Outcome::Troubled { reason, .. } => {
+                    Err(VolumeError::Incomplete { volume: volume.clone(), reason })
+                }
+                Outcome::Fine | Outcome::Repaired | Outcome::Gone => Ok(()),
+            };
+        }
+        let mut record = self.of_this_boot(record);
+        if record.phase != Phase::Staged || record.publishes.is_empty() {
+            // Nothing of it is mounted; the orchestrator asks for it again when it needs it.
+            return self.take_back(slot, &mut record);
+        }
+        record.restoring = true;
+        self.save(&record)?;
+        match self.heal(slot, volume) {
+            Outcome::Troubled { reason, .. } => {
+                Err(VolumeError::Incomplete { volume: volume.clone(), reason })
+            }
+            Outcome::Fine | Outcome::Repaired | Outcome::Gone => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! One volume at a time: locks, and what the healer remembers between two looks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::domain::VolumeId;
+use crate::platform::process::ProcessId;
+
+/// A volume's lock and hints. Hints are never the truth about mounts; losing them costs a later look.
+#[derive(Debug, Default)]
+pub(super) struct Slot {
+    /// Held by whoever changes the volume.
+    pub(super) lock: Arc<tokio::sync::Mutex<()>>,
+    hints: Mutex<Hints>,
+}
+
+/// What was last seen of a volume.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hints {
+    /// Its MergerFS process, to be watched.
+    pub(super) process: Option<ProcessId>,
+    /// What is wrong with it; a sentence.
+    pub(super) trouble: Option<String>,
+    /// Attempts to repair it that failed, or repairs that did not last, in a row.
+    pub(super) failures: u32,
+    /// When it was last repaired.
+    pub(super) repaired: Option<Instant>,
+    /// Not to be repaired before.
+    pub(super) next_attempt: Option<Instant>,
+    /// Since when its process has not answered, and how often it was asked.
+    pub(super) hung: Option<(Instant, u32)>,
+    /// Since when branches have not answered, by number.
+    pub(super) hung_branches: BTreeMap<u32, Instant>,
+}
+
+impl Slot {
+    /// The hints, for a moment.
+    pub(super) fn hints(&self) -> MutexGuard<'_, Hints> {
+        self.hints.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All slots.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    by_volume: Mutex<HashMap<VolumeId, Arc<Slot>>>,
+}
+
+impl Slots {
+    /// The volume's slot.
+    pub(super) fn of(&self, volume: &VolumeId) -> Arc<Slot> {
+        self.map().entry(volume.clone()).or_default().clone()
+    }
+
+    /// The processes to be watched.
+    pub(super) fn processes(&self) -> Vec<(VolumeId, ProcessId)> {
+        let map = self.map();
+        map.iter().filter_map(|(v, s)| s.hints().process.clone().map(|p| (v.clone(), p))).collect()
+    }
+
+    /// Forgets volumes that nobody uses and that have nothing to remember.
+    pub(super) fn forget_unless(&self, keep: impl Fn(&VolumeId) -> bool) {
+        self.map().retain(|volume, slot| Arc::strong_count(slot) > 1 || keep(volume));
+    }
+
+    fn map(&self) -> MutexGuard<'_, HashMap<VolumeId, Arc<Slot>>> {
+        self.by_volume.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
