@@ -91,7 +91,14 @@ impl Args {
 
 pub(super) fn run(args: Args) -> Result<u8, CliError> {
     let config = args.config()?;
+    if args.mode != Mode::All {
+        return cli_error::UsageSnafu {
+            problem: "--mode: without Kubernetes one agent plays both roles, for it alone has the store",
+            remedy: "leave the flag (or UNION_CSI_MODE) out",
+        }
+        .fail();
+    }
     crate::telemetry::init(&config.log_filter, config.log_json);
-    let _ = (config, args.mode);
-    cli_error::UsageSnafu { problem: "this build has no agent yet", remedy: "take a later one" }.fail()
+    crate::app::run(config)?;
+    Ok(super::DONE)
 }

@@ -87,6 +87,12 @@ pub(crate) enum CliError {
         /// All that is wrong.
         source: Faults,
     },
+    /// The agent could not run.
+    #[snafu(display("{source}"), context(false))]
+    Agent {
+        /// Why, and what to do.
+        source: crate::app::AppError,
+    },
     /// The arguments cannot be followed.
     #[snafu(display("{problem}; {remedy}"))]
     Usage {

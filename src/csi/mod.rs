@@ -30,6 +30,7 @@ use tokio::time::Instant;
 use crate::domain::NodeName;
 
 pub use controller::ControllerService;
+pub use counters::CsiCounters;
 pub use identity::IdentityService;
 pub use node::{NodeService, VolumesOnNode};
 pub use server::{BindError, ServeError, Services, Socket, bind, serve};

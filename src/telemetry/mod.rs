@@ -67,12 +67,7 @@ impl AgentUsage {
     /// As it is now; zero where the kernel does not tell.
     #[must_use]
     pub fn now() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let resident = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
-            .map_or(0, |kib| kib.saturating_mul(1024));
+        let resident = resident("self").unwrap_or_default();
         let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF);
         let cpu_seconds = usage.map_or(0.0, |u| {
             [u.user_time(), u.system_time()]
@@ -84,6 +79,16 @@ impl AgentUsage {
         });
         Self { resident, cpu_seconds }
     }
+}
+
+/// Resident memory in bytes of the process with this pid (or `self`), `None` where it is gone (`VmRSS` in
+/// proc_pid_status(5)).
+#[must_use]
+pub fn resident(pid: &str) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib.saturating_mul(1024))
 }
 
 fn micros(n: i64) -> f64 {
