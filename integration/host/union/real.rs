@@ -270,6 +270,39 @@ fn a_process_that_stands_still_is_hung_and_not_dead() {
 }
 
 #[test]
+fn a_branch_that_stands_still_is_told_from_a_process_that_does() {
+    let machine = Machine::with_directories(3);
+    let unions = machine.working_agent();
+    // A union of two branches is itself the branch of another one, and then its process stops.
+    let inner = UnionSpec {
+        volume: "inner".parse().expect("a name"),
+        branches: machine.branches[..2].to_vec(),
+        mount_point: machine.scratch.join("mnt/inner"),
+        ..machine.spec()
+    };
+    let below = unions.ensure(&inner).expect("a union");
+    let outer = UnionSpec {
+        branches: vec![machine.branches[2].clone(), inner.mount_point.clone()],
+        // Nothing is remembered: whatever is asked of a file is asked of the branches.
+        options: [("cache.attr", "0"), ("cache.entry", "0"), ("cache.statfs", "0")]
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .into(),
+        ..machine.spec()
+    };
+    let above = unions.ensure(&outer).expect("a union");
+    signal(&process(&below), libc::SIGSTOP);
+    let data = outer.mount_point.join("data");
+    let liveness = machine.host.liveness(&data, Duration::from_millis(300)).expect("asked");
+    assert_eq!(liveness, union_csi::platform::mount::Liveness::Hung, "the branch does stand still");
+    assert_eq!(unions.observe(&volume()).expect("observe"), above);
+    assert!(matches!(unions.observe(&inner.volume).expect("observe"), UnionState::Hung { .. }));
+    unions.stop(&volume(), true).expect("a union over a hung branch can be stopped by force");
+    signal(&process(&below), libc::SIGCONT);
+    unions.stop(&inner.volume, true).expect("stop");
+    machine.assert_clean();
+}
+
+#[test]
 fn a_dead_union_is_replaced_beside_its_mount_and_discarded_later() {
     let machine = Machine::with_directories(2);
     let unions = machine.working_agent();
