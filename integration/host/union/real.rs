@@ -22,17 +22,17 @@ fn a_volume_larger_than_each_of_its_three_disks_is_filled_and_every_file_lies_wh
     let data = spec.mount_point.join("data");
     let space = machine.host.space(&data, Duration::from_secs(5)).expect("space");
     assert!(space.total > 80 << 20, "{space:?} is not more than each disk");
-    for n in 0..15 {
-        write_mib(&data.join(format!("file{n}")), 5).expect("75 MiB fit on no single disk");
+    for n in 0..75 {
+        write_mib(&data.join(format!("file{n}")), 1).expect("75 MiB fit on no single disk");
     }
-    for n in 0..15 {
+    for n in 0..75 {
         let name = format!("data/file{n}");
         let holders: Vec<u64> = machine
             .branches
             .iter()
             .filter_map(|b| std::fs::metadata(b.join(&name)).ok().map(|m| m.len()))
             .collect();
-        assert_eq!(holders, [5 << 20], "{name} is on one disk, whole");
+        assert_eq!(holders, [1 << 20], "{name} is on one disk, whole");
     }
     unions.stop(&volume(), false).expect("stop");
     machine.assert_clean();
@@ -299,6 +299,7 @@ fn a_branch_that_stands_still_is_told_from_a_process_that_does() {
     unions.stop(&volume(), true).expect("a union over a hung branch can be stopped by force");
     signal(&process(&below), libc::SIGCONT);
     unions.stop(&inner.volume, true).expect("stop");
+    eventually("what waited for the branch has ended", || processes_of(machine.scratch.path()).is_empty());
     machine.assert_clean();
 }
 
