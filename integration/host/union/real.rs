@@ -292,8 +292,10 @@ fn a_branch_that_stands_still_is_told_from_a_process_that_does() {
     let above = unions.ensure(&outer).expect("a union");
     signal(&process(&below), libc::SIGSTOP);
     let data = outer.mount_point.join("data");
-    let liveness = machine.host.liveness(&data, Duration::from_millis(300)).expect("asked");
-    assert_eq!(liveness, union_csi::platform::mount::Liveness::Hung, "the branch does stand still");
+    eventually("the branch does stand still", || {
+        let liveness = machine.host.liveness(&data, Duration::from_millis(300)).expect("asked");
+        liveness == union_csi::platform::mount::Liveness::Hung
+    });
     assert_eq!(unions.observe(&volume()).expect("observe"), above);
     assert!(matches!(unions.observe(&inner.volume).expect("observe"), UnionState::Hung { .. }));
     unions.stop(&volume(), true).expect("a union over a hung branch can be stopped by force");
