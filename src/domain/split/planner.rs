@@ -280,31 +280,30 @@ fn candidates<O: Overhead>(
     policy: &Policy,
     pools: &[PoolView],
 ) -> (Vec<Candidate>, Vec<Range<usize>>) {
-    let mut nodes: HashMap<&NodeName, usize> = HashMap::new();
     let mut found: Vec<(usize, Candidate)> = Vec::with_capacity(pools.len());
     let prefer = policy.placement == Placement::PreferLocal;
-    // Pools mostly come node by node: a run of them is looked up once.
-    let mut run: Option<(&NodeName, usize, bool)> = None;
+    // Pools mostly come node by node, and nodes by name: runs of one node are looked up once, and only where runs are not
+    // in the order of their names can two be of one node.
+    let mut runs: Vec<&NodeName> = Vec::new();
+    let mut local = false;
     for (at, view) in pools.iter().enumerate() {
         let Ok(format) = filters.admit(view) else { continue };
         let Some(room) = scale.room(format, view.pool.allocatable()) else { continue };
-        let (number, local) = match run {
-            Some((node, number, local)) if *node == view.node => (number, local),
-            _ => {
-                let next = nodes.len();
-                let number = *nodes.entry(&view.node).or_insert(next);
-                let local = prefer && filters.is_local(&view.node);
-                run = Some((&view.node, number, local));
-                (number, local)
-            }
-        };
-        found.extend(Candidate::new(at, local, format, room).map(|candidate| (number, candidate)));
+        if runs.last().is_none_or(|node| **node != view.node) {
+            runs.push(&view.node);
+            local = prefer && filters.is_local(&view.node);
+        }
+        found.extend(Candidate::new(at, local, format, room).map(|candidate| (runs.len() - 1, candidate)));
     }
-    if !found.is_sorted_by_key(|(number, _)| *number) {
-        found.sort_by_key(|(number, _)| *number);
+    if !runs.is_sorted_by(|a, b| a < b) {
+        let mut first = HashMap::new();
+        let number: Vec<usize> =
+            runs.iter().enumerate().map(|(run, node)| *first.entry(*node).or_insert(run)).collect();
+        found.iter_mut().for_each(|(run, _)| *run = number[*run]);
+        found.sort_by_key(|(run, _)| *run);
     }
     let mut kept = Vec::with_capacity(found.len());
-    let mut groups = Vec::with_capacity(nodes.len());
+    let mut groups = Vec::with_capacity(runs.len());
     for group in found.chunk_by_mut(|a, b| a.0 == b.0) {
         let from = kept.len();
         keep_one_per_filesystem(pools, group, &mut kept);
@@ -321,10 +320,17 @@ fn keep_one_per_filesystem(pools: &[PoolView], group: &mut [(usize, Candidate)],
     });
     let from = kept.len();
     if group.len() <= FEW {
+        // Most pools share with none, which the ends of the devices' names tell faster than the names.
+        let mut ends = [u64::MAX; FEW];
         for (_, candidate) in group {
             let pool = &pools[candidate.at()].pool;
-            let shares = |other: &Candidate| pools[other.at()].pool.shares_space_with(pool);
-            if !kept[from..].iter().any(shares) {
+            let end = pool.device.as_bytes().last_chunk().map_or(0, |end| u64::from_ne_bytes(*end));
+            let shares = |(other, other_end): (&Candidate, &u64)| {
+                (end == *other_end || end == 0 || *other_end == 0)
+                    && pools[other.at()].pool.shares_space_with(pool)
+            };
+            if !kept[from..].iter().zip(&ends).any(shares) {
+                ends[kept.len() - from] = end;
                 kept.push(*candidate);
             }
         }
