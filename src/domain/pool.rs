@@ -140,10 +140,15 @@ pub struct PoolView {
 }
 
 impl PoolReport {
-    /// True where both pools, of one node, have the same space: they are on one filesystem, or are one pool.
+    /// True where both pools, of one node, have the same space: they are on one filesystem, or, where that is not told, are
+    /// one pool.
     #[must_use]
     pub fn shares_space_with(&self, other: &Self) -> bool {
-        self.name == other.name || (!self.device.is_empty() && self.device == other.device)
+        if self.device.is_empty() || other.device.is_empty() {
+            self.name == other.name
+        } else {
+            self.device == other.device
+        }
     }
 }
 

@@ -12,6 +12,9 @@ setfattr -n user.mergerfs.branches -v "+>$SECRET" .mergerfs 2>&1 && echo CONTROL
 setfattr -n user.mergerfs.branches -v "+>$SECRET" /view/.mergerfs 2>&1 && echo CONTROL-FILE
 setfattr -n user.mergerfs.branches -v "+>$SECRET" ../.mergerfs 2>&1 && echo CONTROL-FILE-ABOVE
 setfattr -n user.mergerfs.branches -v "+>$SECRET" . 2>&1
+# Versions before 2.33 change the branch list by this ioctl on any file: _IOW(0xDF, 2, char[4096]).
+perl -e 'sysopen(F, "file", 0) or die "perl: $!"; my $b = pack("a4096", "branches=+>$ENV{SECRET}");
+    ioctl(F, 0x5000DF02, $b) and print "IOCTL\n"; print "tried the ioctl: $!\n"' 2>&1
 [ -e .mergerfs ] && echo SEES-CONTROL-FILE
 for top in . .. ../.. ../../.. /view /; do
     cat "$top/top-secret" 2>&1 && echo ESCAPED
@@ -31,7 +34,9 @@ for top in usr bin sbin lib lib64 etc; do
     mkdir "$root/$top"
     mount --rbind -o ro "/$top" "$root/$top"
 done
-mkdir "$root/view" "$root/tmp"
+mkdir "$root/view" "$root/tmp" "$root/dev"
+touch "$root/dev/null"
+mount --bind /dev/null "$root/dev/null"
 mount --bind "$VIEW" "$root/view"
 chroot "$root" "$@"
 "#;
@@ -64,11 +69,13 @@ fn a_container_without_capabilities_cannot_leave_the_data_of_its_volume() {
         let unions = machine.working_agent();
         let spec = machine.spec();
         unions.ensure(&spec).expect("a union");
+        std::fs::write(spec.mount_point.join("data/file"), "x").expect("file");
         let before = unions.options(&volume()).expect("options");
         let got = attack(&spec.mount_point.join("data"), &secret(&machine), user);
-        for success in ["CONTROL-FILE", "SEES-", "ESCAPED"] {
+        for success in ["CONTROL-FILE", "IOCTL", "SEES-", "ESCAPED"] {
             assert!(!got.contains(success), "{user:?}: {got}");
         }
+        assert!(got.contains("tried the ioctl"), "{got}");
         assert!(got.contains("No such file"), "the control file is not there at all: {got}");
         assert_eq!(unions.options(&volume()).expect("options")["branches"], before["branches"]);
         unions.stop(&volume(), false).expect("stop");

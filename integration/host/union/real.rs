@@ -22,17 +22,17 @@ fn a_volume_larger_than_each_of_its_three_disks_is_filled_and_every_file_lies_wh
     let data = spec.mount_point.join("data");
     let space = machine.host.space(&data, Duration::from_secs(5)).expect("space");
     assert!(space.total > 80 << 20, "{space:?} is not more than each disk");
-    for n in 0..15 {
-        write_mib(&data.join(format!("file{n}")), 5).expect("75 MiB fit on no single disk");
+    for n in 0..75 {
+        write_mib(&data.join(format!("file{n}")), 1).expect("75 MiB fit on no single disk");
     }
-    for n in 0..15 {
+    for n in 0..75 {
         let name = format!("data/file{n}");
         let holders: Vec<u64> = machine
             .branches
             .iter()
             .filter_map(|b| std::fs::metadata(b.join(&name)).ok().map(|m| m.len()))
             .collect();
-        assert_eq!(holders, [5 << 20], "{name} is on one disk, whole");
+        assert_eq!(holders, [1 << 20], "{name} is on one disk, whole");
     }
     unions.stop(&volume(), false).expect("stop");
     machine.assert_clean();
@@ -266,6 +266,42 @@ fn a_process_that_stands_still_is_hung_and_not_dead() {
     eventually("it answers again", || unions.observe(&volume()).expect("observe") == state);
     signal(&process, libc::SIGSTOP);
     unions.stop(&volume(), true).expect("a hung union can be stopped by force");
+    machine.assert_clean();
+}
+
+#[test]
+fn a_branch_that_stands_still_is_told_from_a_process_that_does() {
+    let machine = Machine::with_directories(3);
+    let unions = machine.working_agent();
+    // A union of two branches is itself the branch of another one, and then its process stops.
+    let inner = UnionSpec {
+        volume: "inner".parse().expect("a name"),
+        branches: machine.branches[..2].to_vec(),
+        mount_point: machine.scratch.join("mnt/inner"),
+        ..machine.spec()
+    };
+    let below = unions.ensure(&inner).expect("a union");
+    let outer = UnionSpec {
+        branches: vec![machine.branches[2].clone(), inner.mount_point.clone()],
+        // Nothing is remembered: whatever is asked of a file is asked of the branches.
+        options: [("cache.attr", "0"), ("cache.entry", "0"), ("cache.statfs", "0")]
+            .map(|(k, v)| (k.to_owned(), v.to_owned()))
+            .into(),
+        ..machine.spec()
+    };
+    let above = unions.ensure(&outer).expect("a union");
+    signal(&process(&below), libc::SIGSTOP);
+    let data = outer.mount_point.join("data");
+    eventually("the branch does stand still", || {
+        let liveness = machine.host.liveness(&data, Duration::from_millis(300)).expect("asked");
+        liveness == union_csi::platform::mount::Liveness::Hung
+    });
+    assert_eq!(unions.observe(&volume()).expect("observe"), above);
+    assert!(matches!(unions.observe(&inner.volume).expect("observe"), UnionState::Hung { .. }));
+    unions.stop(&volume(), true).expect("a union over a hung branch can be stopped by force");
+    signal(&process(&below), libc::SIGCONT);
+    unions.stop(&inner.volume, true).expect("stop");
+    eventually("what waited for the branch has ended", || processes_of(machine.scratch.path()).is_empty());
     machine.assert_clean();
 }
 

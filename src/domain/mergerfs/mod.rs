@@ -111,15 +111,16 @@ pub enum OptionsError {
     },
 }
 
-/// The smallest free space that a branch must have to get new files: 1/256 of the smallest branch, at least 1 MiB and at
-/// most 64 MiB, but never more than a quarter of that branch.
+/// The smallest free space that a branch must have to get new files, from the size of the smallest branch.
 ///
-/// MergerFS's own default of 4 GiB makes small branches unwritable. Small here means that a volume can be filled: what
-/// lies below this limit on each branch takes growing files but no new ones. A file that outgrows its branch is moved where
-/// the program can do that without harm, and is told ENOSPC elsewhere.
+/// MergerFS's own default of 4 GiB makes small branches unwritable. What lies below the limit on each branch takes growing
+/// files but no new ones, so it should be little; but a file that is larger than what its branch has is told ENOSPC where
+/// it cannot be moved, so there it must be more. With `moves` 1/256, at least 1 MiB and at most 64 MiB; without 1/64, at
+/// least 1 MiB and at most 1 GiB; never more than a quarter of that branch.
 #[must_use]
-pub fn minfreespace(smallest: Bytes) -> Bytes {
-    let share = (smallest.get() / 256).clamp(1 << 20, 64 << 20);
+pub fn minfreespace(smallest: Bytes, moves: bool) -> Bytes {
+    let (part, most) = if moves { (256, 64 << 20) } else { (64, 1 << 30) };
+    let share = (smallest.get() / part).clamp(1 << 20, most);
     Bytes::new(share.min(smallest.get() / 4))
 }
 
@@ -180,7 +181,7 @@ fn flags(version: Version, wanted: &Wanted<'_>) -> Vec<Setting> {
 fn default_value(known: &Known, wanted: &Wanted<'_>) -> Option<String> {
     let value = match known.key {
         "fsname" => wanted.fsname.to_owned(),
-        "minfreespace" => minfreespace(wanted.smallest).get().to_string(),
+        "minfreespace" => minfreespace(wanted.smallest, wanted.moves).get().to_string(),
         // Random, weighted by free space: concurrent creates spread over the branches, and no path is tied to one.
         "category.create" => "pfrd".to_owned(),
         "moveonenospc" if wanted.moves => "pfrd".to_owned(),

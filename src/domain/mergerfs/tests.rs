@@ -122,6 +122,7 @@ fn a_program_that_damages_files_when_it_moves_them_is_told_not_to() {
     let given = given(V2_42, &Wanted { moves: false, ..wanted(&none) });
     assert!(given.contains("moveonenospc=false"), "later versions move by default: {given}");
     assert!(given.contains("cache.statfs=0"), "{given}");
+    assert!(given.contains("minfreespace=16777216"), "{given}");
     let asked = set(&[("moveonenospc", "mfs")]);
     let error = options(V2_33, &Wanted { moves: false, ..wanted(&asked) }).unwrap_err();
     assert!(error.to_string().contains("does not keep files whole"), "{error}");
@@ -225,10 +226,11 @@ fn a_branch_list_read_back_is_compared_without_its_limits() {
 
 proptest! {
     #[test]
-    fn a_branch_always_has_room_for_new_files_when_it_is_empty(size in 1u64..) {
-        let limit = minfreespace(Bytes::new(size)).get();
+    fn a_branch_always_has_room_for_new_files_when_it_is_empty(size in 1u64.., moves: bool) {
+        let limit = minfreespace(Bytes::new(size), moves).get();
         prop_assert!(limit <= size / 4);
-        prop_assert!(limit <= 64 << 20);
+        prop_assert!(limit <= 1 << 30);
+        prop_assert!(limit <= minfreespace(Bytes::new(size), false).get());
     }
 
     #[test]

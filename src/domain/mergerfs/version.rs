@@ -22,8 +22,8 @@ pub enum Dialect {
 }
 
 impl Version {
-    /// The oldest version that is used. Older ones take changes of the branch list by an ioctl on any file of the union,
-    /// which a container could use to reach the host's files.
+    /// The oldest version that is used; 2.33.5 is the oldest that was tried. Earlier ones take changes of the branch list by
+    /// an ioctl on any file of the union, by which a container could reach the host's files.
     pub const MINIMUM: Self = Self::new(2, 33, 0);
 
     /// Version `major.minor.patch`.

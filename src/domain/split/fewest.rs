@@ -13,9 +13,9 @@ use crate::domain::pool::PoolView;
 pub(super) struct Search<'a, O> {
     pub(super) scale: &'a Scale<'a, O>,
     pub(super) pools: &'a [PoolView],
-    pub(super) sides: [&'a Side; 2],
+    pub(super) sides: [&'a Side<'a>; 2],
     /// Both together.
-    pub(super) both: &'a Side,
+    pub(super) both: &'a Side<'a>,
     /// How many branches there may be.
     pub(super) count: RangeInclusive<usize>,
     pub(super) want: Want,
@@ -55,7 +55,7 @@ impl<O: Overhead> Search<'_, O> {
         None
     }
 
-    fn over_sides(&self, sides: [&Side; 2], count: usize, forced: bool, excess: Excess) -> Option<Draft> {
+    fn over_sides(&self, sides: [&Side<'_>; 2], count: usize, forced: bool, excess: Excess) -> Option<Draft> {
         let first = count.min(sides[0].all.len());
         let others = count.saturating_sub(sides[1].all.len());
         (others..=first).rev().find_map(|first| {
@@ -71,11 +71,12 @@ impl<O: Overhead> Search<'_, O> {
 
     /// The same by format instead of by locality, for the case that one format has smaller branches.
     fn over_formats(&self, count: usize, excess: Excess) -> Option<Draft> {
-        let of = |format: BranchFormat| {
+        let of = |format: BranchFormat| -> Side<'static> {
             let ranked =
                 self.both.ranked.iter().copied().filter(|space| space.pool.format == format).collect();
-            let all = self.both.all.iter().copied().filter(|pool| pool.format == format).collect();
-            Side::of(self.pools, all, ranked)
+            let all: Vec<Candidate> =
+                self.both.all.iter().copied().filter(|pool| pool.format == format).collect();
+            Side::of(self.pools, all.into(), ranked)
         };
         let (directories, images) = (of(BranchFormat::Directory), of(BranchFormat::Image));
         if directories.all.is_empty() || images.all.is_empty() {
@@ -87,7 +88,7 @@ impl<O: Overhead> Search<'_, O> {
     /// A plan with so many branches of whole quanta on each side and the rest on side `side`.
     fn arrange(
         &self,
-        sides: [&Side; 2],
+        sides: [&Side<'_>; 2],
         wholes: [usize; 2],
         side: usize,
         forced: bool,
@@ -97,7 +98,7 @@ impl<O: Overhead> Search<'_, O> {
         let other = 1 - side;
         let beside = sides[other].whole(wholes[other])?;
         let n = wholes[side];
-        let top = |side: &Side, n: usize| side.ranked[..n].to_vec();
+        let top = |side: &Side<'_>, n: usize| side.ranked[..n].to_vec();
         if sides[side].reach_outside(n).is_some_and(|reach| beside + reach >= size) {
             let mut spaces = top(sides[0], wholes[0]);
             spaces.extend(top(sides[1], wholes[1]));
@@ -134,7 +135,7 @@ impl<O: Overhead> Search<'_, O> {
         &self,
         spaces: &[Space],
         likely: Space,
-        side: &Side,
+        side: &Side<'_>,
         format: BranchFormat,
         forced: bool,
         excess: Excess,
@@ -171,17 +172,23 @@ impl<O: Overhead> Search<'_, O> {
     }
 
     /// The smallest pool of a side that a branch of `size` fits into, `taken` ones aside.
-    fn best_fit(&self, side: &Side, format: BranchFormat, size: u64, taken: &[Space]) -> Option<Candidate> {
+    fn best_fit(
+        &self,
+        side: &Side<'_>,
+        format: BranchFormat,
+        size: u64,
+        taken: &[Space],
+    ) -> Option<Candidate> {
         let mut best: Option<Candidate> = None;
-        for pool in &side.all {
+        for pool in side.all.iter() {
             if pool.format != format || pool.room < size {
                 continue;
             }
             let better = best.is_none_or(|best| {
                 pool.room < best.room
-                    || (pool.room == best.room && by_name(self.pools, pool.at, best.at).is_lt())
+                    || (pool.room == best.room && by_name(self.pools, pool.at(), best.at()).is_lt())
             });
-            if better && taken.iter().all(|space| space.pool.at != pool.at) {
+            if better && taken.iter().all(|space| space.pool.at() != pool.at()) {
                 best = Some(*pool);
             }
         }

@@ -1,8 +1,9 @@
 //! From pools to a plan: filters, one candidate per filesystem, strategy, order.
 
+use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use super::fewest::Search;
 use super::fill::{Draft, Piece, Want};
@@ -25,16 +26,25 @@ pub(super) struct Planner<'a, O> {
     pub(super) pools: &'a [PoolView],
     pub(super) filters: Filters<'a>,
     pub(super) scale: Scale<'a, O>,
-    /// Candidates that may be in one plan together: all, or those of each node where a plan must be on one node.
-    pub(super) groups: Vec<Vec<Candidate>>,
+    /// Pools that qualify, node by node, the largest of a node first, one per filesystem.
+    pub(super) candidates: Vec<Candidate>,
+    /// Those of them that may be in one plan together: all, or those of each node where a plan must be on one node.
+    groups: Vec<Range<usize>>,
     pub(super) count: RangeInclusive<usize>,
 }
 
 /// The two sides of one group.
-struct Sides {
-    local: Side,
-    remote: Side,
-    both: Side,
+struct Sides<'c> {
+    local: Side<'c>,
+    remote: Side<'c>,
+    /// Both together; `None` where all are remote.
+    mixed: Option<Side<'c>>,
+}
+
+impl<'c> Sides<'c> {
+    fn both(&self) -> &Side<'c> {
+        self.mixed.as_ref().unwrap_or(&self.remote)
+    }
 }
 
 impl<'a, O: Overhead> Planner<'a, O> {
@@ -46,18 +56,18 @@ impl<'a, O: Overhead> Planner<'a, O> {
     ) -> Self {
         let filters = Filters::new(request, policy);
         let scale = Scale::new(overhead, policy, request.mode);
-        let by_node = candidates(&filters, &scale, policy, pools);
+        let (candidates, by_node) = candidates(&filters, &scale, policy, pools);
         let groups = if policy.placement == Placement::Local {
             by_node
         } else {
-            vec![by_node.into_iter().flatten().collect()]
+            std::iter::once(0..candidates.len()).collect()
         };
         let least = usize::try_from(policy.min_branches).unwrap_or(usize::MAX).max(1);
         let most = match request.mode {
             VolumeMode::Filesystem => usize::try_from(policy.max_branches).unwrap_or(usize::MAX),
             VolumeMode::Block => 1,
         };
-        Self { request, policy, pools, filters, scale, groups, count: least..=most }
+        Self { request, policy, pools, filters, scale, candidates, groups, count: least..=most }
     }
 
     pub(super) fn plan(&self) -> Result<Plan, Infeasible> {
@@ -76,33 +86,54 @@ impl<'a, O: Overhead> Planner<'a, O> {
             return None;
         }
         match self.groups.as_slice() {
-            [only] => self.solve_group(only, want),
-            groups => self.solve_group(self.best_node(groups, want)?, want),
+            [only] => self.solve_group(&self.candidates[only.clone()], want),
+            _ => self.solve_group(self.best_node(want)?, want),
         }
     }
 
-    /// The node for a volume that must be on one: the fewest branches, then the least room left over, then the name.
-    fn best_node<'g>(&self, groups: &'g [Vec<Candidate>], want: Want) -> Option<&'g Vec<Candidate>> {
-        let scored = groups.iter().filter_map(|group| {
+    /// Candidates that may be in one plan together.
+    pub(super) fn groups(&self) -> impl Iterator<Item = &[Candidate]> {
+        self.groups.iter().map(|group| &self.candidates[group.clone()])
+    }
+
+    /// The node for a volume that must be on one: the fewest branches, then the least room, then the name.
+    fn best_node(&self, want: Want) -> Option<&[Candidate]> {
+        // A branch is worth no more than its room: so many branches it takes at least. Nodes are asked in the order of
+        // that bound, and once it is not better than what was found, no later one can be.
+        let bound = |group: &[Candidate]| {
+            let mut sum = 0_u128;
+            let enough = group.iter().position(|candidate| {
+                sum += u128::from(candidate.room);
+                sum >= u128::from(want.size)
+            })?;
             let room: u128 = group.iter().map(|candidate| u128::from(candidate.room)).sum();
-            if room < u128::from(want.size) {
-                return None;
+            Some((enough + 1, room))
+        };
+        let mut nodes: Vec<_> =
+            self.groups().filter_map(|group| bound(group).map(|bound| (bound, group))).collect();
+        let node = |group: &[Candidate]| group.first().map(|candidate| &self.pools[candidate.at()].node);
+        nodes.sort_unstable_by(|a, b| a.0.cmp(&b.0).then_with(|| node(a.1).cmp(&node(b.1))));
+        let mut best = None;
+        for ((least, room), group) in nodes {
+            if best.is_some_and(|((count, best_room), _)| (least, room) >= (count, best_room)) {
+                break;
             }
-            let draft = self.fewest(&self.sides(group, false), want)?;
-            let node = group.first().map(|candidate| &self.pools[candidate.at].node);
-            Some(((draft.branches.len(), room, node), group))
-        });
-        scored.min_by_key(|(score, _)| *score).map(|(_, group)| group)
+            let Some(draft) = self.fewest(&self.sides(group), want) else { continue };
+            let score = (draft.branches.len(), room);
+            if best.is_none_or(|(best, _)| score < best) {
+                best = Some((score, group));
+            }
+        }
+        best.map(|(_, group)| group)
     }
 
     fn solve_group(&self, group: &[Candidate], want: Want) -> Option<Draft> {
-        let prefer = self.policy.placement == Placement::PreferLocal;
-        let sides = self.sides(group, prefer);
-        if prefer && !sides.local.all.is_empty() {
+        let sides = self.sides(group);
+        if !sides.local.all.is_empty() {
             let local = Sides {
-                both: self.side(sides.local.all.clone()),
-                remote: self.side(Vec::new()),
-                local: self.side(sides.local.all.clone()),
+                local: self.side(Cow::Borrowed(&[])),
+                remote: self.side(Cow::Borrowed(&sides.local.all)),
+                mixed: None,
             };
             if let Some(draft) = self.by_strategy(&local, want) {
                 return Some(draft);
@@ -111,11 +142,11 @@ impl<'a, O: Overhead> Planner<'a, O> {
         self.by_strategy(&sides, want)
     }
 
-    fn by_strategy(&self, sides: &Sides, want: Want) -> Option<Draft> {
+    fn by_strategy(&self, sides: &Sides<'_>, want: Want) -> Option<Draft> {
         let shaped = Shaped {
             scale: &self.scale,
             pools: self.pools,
-            group: &sides.both.all,
+            group: &sides.both().all,
             sides: [&sides.local, &sides.remote],
             count: self.count.clone(),
             want,
@@ -130,31 +161,39 @@ impl<'a, O: Overhead> Planner<'a, O> {
         draft.or_else(|| self.fewest(sides, want))
     }
 
-    fn fewest(&self, sides: &Sides, want: Want) -> Option<Draft> {
+    fn fewest(&self, sides: &Sides<'_>, want: Want) -> Option<Draft> {
         let search = Search {
             scale: &self.scale,
             pools: self.pools,
             sides: [&sides.local, &sides.remote],
-            both: &sides.both,
+            both: sides.both(),
             count: self.count.clone(),
             want,
         };
         search.run()
     }
 
-    fn side(&self, all: Vec<Candidate>) -> Side {
+    fn side<'c>(&self, all: Cow<'c, [Candidate]>) -> Side<'c> {
         Side::new(&self.scale, self.pools, all, *self.count.end())
     }
 
-    fn sides(&self, group: &[Candidate], prefer: bool) -> Sides {
-        let (local, remote) = group.iter().partition(|candidate| prefer && candidate.local);
-        Sides { local: self.side(local), remote: self.side(remote), both: self.side(group.to_vec()) }
+    fn sides<'c>(&self, group: &'c [Candidate]) -> Sides<'c> {
+        let (local, remote): (Vec<Candidate>, Vec<Candidate>) = match self.policy.placement {
+            Placement::PreferLocal => group.iter().partition(|candidate| candidate.local),
+            Placement::Local | Placement::Any => (Vec::new(), Vec::new()),
+        };
+        if local.is_empty() {
+            let (local, remote) = (self.side(Cow::Borrowed(&[])), self.side(Cow::Borrowed(group)));
+            return Sides { local, remote, mixed: None };
+        }
+        let mixed = Some(self.side(Cow::Borrowed(group)));
+        Sides { local: self.side(local.into()), remote: self.side(remote.into()), mixed }
     }
 
     /// Usable bytes of the largest volume within the limit, whatever size was asked for.
     pub(super) fn largest(&self) -> Bytes {
         let limit = self.request.limit.unwrap_or(Bytes::MAX).get();
-        let reach = self.groups.iter().map(|group| self.reach(group)).max().unwrap_or(0);
+        let reach = self.groups().map(|group| self.reach(group)).max().unwrap_or(0);
         let most = reach.min(limit);
         if most == 0 || self.solve(self.want(Bytes::new(most))).is_some() {
             return Bytes::new(most);
@@ -174,15 +213,15 @@ impl<'a, O: Overhead> Planner<'a, O> {
     }
 
     fn reach(&self, group: &[Candidate]) -> u64 {
-        let side = self.side(group.to_vec());
+        let side = self.side(Cow::Borrowed(group));
         let reach =
             self.count.clone().take_while(|n| *n <= side.all.len()).filter_map(|n| side.reach(n)).max();
         u64::try_from(reach.unwrap_or(0)).unwrap_or(u64::MAX)
     }
 
     pub(super) fn capacity(&self) -> Capacity {
-        let candidates = self.groups.iter().flatten();
-        let total = candidates.map(|candidate| Bytes::new(self.scale.space(*candidate).full)).sum();
+        let total =
+            self.candidates.iter().map(|candidate| Bytes::new(self.scale.space(*candidate).full)).sum();
         let maximum_volume_size = self.largest();
         let minimum_volume_size = if maximum_volume_size.is_zero() { Bytes::ZERO } else { self.smallest() };
         Capacity { total, maximum_volume_size, minimum_volume_size }
@@ -191,7 +230,7 @@ impl<'a, O: Overhead> Planner<'a, O> {
     /// The smallest size that comes out exactly: the smallest branches that the fewest allowed number can have.
     pub(super) fn smallest(&self) -> Bytes {
         let wholes = *self.count.start() - 1;
-        let least = self.groups.iter().filter_map(|group| {
+        let least = self.groups().filter_map(|group| {
             let mut quanta: Vec<u64> = group
                 .iter()
                 .map(|candidate| self.scale.space(*candidate))
@@ -209,17 +248,17 @@ impl<'a, O: Overhead> Planner<'a, O> {
     /// Puts the branches into the union's order: local ones first, each group the largest first and the rest last.
     fn finish(&self, draft: Draft) -> Plan {
         let capacity = Bytes::new(u64::try_from(draft.capacity).unwrap_or(u64::MAX));
-        let rest = draft.branches.last().map(|piece| piece.space.pool.at);
+        let rest = draft.branches.last().map(|piece| piece.space.pool.at());
         let mut pieces = draft.branches;
         pieces.sort_by(|a, b| {
             let key = |piece: &Piece| {
-                let at = piece.space.pool.at;
+                let at = piece.space.pool.at();
                 (!self.filters.is_local(&self.pools[at].node), Some(at) == rest, Reverse(piece.size))
             };
-            key(a).cmp(&key(b)).then_with(|| by_name(self.pools, a.space.pool.at, b.space.pool.at))
+            key(a).cmp(&key(b)).then_with(|| by_name(self.pools, a.space.pool.at(), b.space.pool.at()))
         });
         let branch = |(index, piece): (u32, Piece)| {
-            let view = &self.pools[piece.space.pool.at];
+            let view = &self.pools[piece.space.pool.at()];
             PlannedBranch {
                 index,
                 node: view.node.clone(),
@@ -234,69 +273,82 @@ impl<'a, O: Overhead> Planner<'a, O> {
     }
 }
 
-/// The pools that qualify, by node, one per filesystem.
+/// The pools that qualify, node by node, one per filesystem; and which of them are each node's.
 fn candidates<O: Overhead>(
     filters: &Filters<'_>,
     scale: &Scale<'_, O>,
     policy: &Policy,
     pools: &[PoolView],
-) -> Vec<Vec<Candidate>> {
-    let mut nodes: HashMap<&NodeName, usize> = HashMap::new();
-    let mut groups: Vec<Vec<Candidate>> = Vec::new();
+) -> (Vec<Candidate>, Vec<Range<usize>>) {
+    let mut found: Vec<(usize, Candidate)> = Vec::with_capacity(pools.len());
     let prefer = policy.placement == Placement::PreferLocal;
-    // Pools mostly come node by node: a run of them is looked up once.
-    let mut run: Option<(&NodeName, usize, bool)> = None;
+    // Pools mostly come node by node, and nodes by name: runs of one node are looked up once, and only where runs are not
+    // in the order of their names can two be of one node.
+    let mut runs: Vec<&NodeName> = Vec::new();
+    let mut local = false;
     for (at, view) in pools.iter().enumerate() {
         let Ok(format) = filters.admit(view) else { continue };
         let Some(room) = scale.room(format, view.pool.allocatable()) else { continue };
-        let (group, local) = match run {
-            Some((node, group, local)) if *node == view.node => (group, local),
-            _ => {
-                let group = *nodes.entry(&view.node).or_insert_with(|| {
-                    groups.push(Vec::new());
-                    groups.len() - 1
-                });
-                let local = prefer && filters.is_local(&view.node);
-                run = Some((&view.node, group, local));
-                (group, local)
-            }
-        };
-        groups[group].push(Candidate { at, local, format, room });
+        if runs.last().is_none_or(|node| **node != view.node) {
+            runs.push(&view.node);
+            local = prefer && filters.is_local(&view.node);
+        }
+        found.extend(Candidate::new(at, local, format, room).map(|candidate| (runs.len() - 1, candidate)));
     }
-    for group in &mut groups {
-        one_per_filesystem(pools, group);
+    if !runs.is_sorted_by(|a, b| a < b) {
+        let mut first = HashMap::new();
+        let number: Vec<usize> =
+            runs.iter().enumerate().map(|(run, node)| *first.entry(*node).or_insert(run)).collect();
+        found.iter_mut().for_each(|(run, _)| *run = number[*run]);
+        found.sort_by_key(|(run, _)| *run);
     }
-    groups
+    let mut kept = Vec::with_capacity(found.len());
+    let mut groups = Vec::with_capacity(runs.len());
+    for group in found.chunk_by_mut(|a, b| a.0 == b.0) {
+        let from = kept.len();
+        keep_one_per_filesystem(pools, group, &mut kept);
+        groups.push(from..kept.len());
+    }
+    (kept, groups)
 }
 
-/// Keeps, of the pools that share a filesystem, the one that can give the most. Pools of one name are one pool.
-fn one_per_filesystem(pools: &[PoolView], group: &mut Vec<Candidate>) {
-    group.sort_unstable_by(|a, b| {
-        b.room.cmp(&a.room).then_with(|| pools[a.at].pool.name.cmp(&pools[b.at].pool.name))
+/// Adds a node's candidates to `kept`, the largest first; of those that share a filesystem only the one that can give the
+/// most.
+fn keep_one_per_filesystem(pools: &[PoolView], group: &mut [(usize, Candidate)], kept: &mut Vec<Candidate>) {
+    group.sort_unstable_by(|(_, a), (_, b)| {
+        b.room.cmp(&a.room).then_with(|| pools[a.at()].pool.name.cmp(&pools[b.at()].pool.name))
     });
-    let same = |a: usize, b: usize| pools[a].pool.shares_space_with(&pools[b].pool);
+    let from = kept.len();
     if group.len() <= FEW {
-        let mut kept = 0;
-        for i in 0..group.len() {
-            if group[..kept].iter().all(|other| !same(other.at, group[i].at)) {
-                group.swap(kept, i);
-                kept += 1;
+        // Most pools share with none, which the ends of the devices' names tell faster than the names.
+        let mut ends = [u64::MAX; FEW];
+        for (_, candidate) in group {
+            let pool = &pools[candidate.at()].pool;
+            let end = pool.device.as_bytes().last_chunk().map_or(0, |end| u64::from_ne_bytes(*end));
+            let shares = |(other, other_end): (&Candidate, &u64)| {
+                (end == *other_end || end == 0 || *other_end == 0)
+                    && pools[other.at()].pool.shares_space_with(pool)
+            };
+            if !kept[from..].iter().zip(&ends).any(shares) {
+                ends[kept.len() - from] = end;
+                kept.push(*candidate);
             }
         }
-        group.truncate(kept);
     } else {
         let mut names = HashSet::new();
         let mut devices = HashSet::new();
-        group.retain(|candidate| {
-            let pool = &pools[candidate.at].pool;
-            if names.contains(&pool.name) || devices.contains(&pool.device) {
-                return false;
-            }
-            names.insert(&pool.name);
-            if !pool.device.is_empty() {
+        for (_, candidate) in group {
+            let pool = &pools[candidate.at()].pool;
+            let new = if pool.device.is_empty() {
+                !names.contains(&(&pool.name, true)) && !names.contains(&(&pool.name, false))
+            } else {
+                !devices.contains(&pool.device) && !names.contains(&(&pool.name, true))
+            };
+            if new {
+                names.insert((&pool.name, pool.device.is_empty()));
                 devices.insert(&pool.device);
+                kept.push(*candidate);
             }
-            true
-        });
+        }
     }
 }

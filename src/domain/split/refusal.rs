@@ -15,14 +15,14 @@ impl<O: Overhead> Planner<'_, O> {
     pub(super) fn refuse(&self) -> Infeasible {
         let largest = self.largest();
         let candidates: HashMap<usize, Candidate> =
-            self.groups.iter().flatten().map(|candidate| (candidate.at, *candidate)).collect();
+            self.candidates.iter().map(|candidate| (candidate.at(), *candidate)).collect();
         let mut order: Vec<usize> = (0..self.pools.len()).collect();
         order.sort_by(|a, b| by_name(self.pools, *a, *b));
         let mut briefs: BTreeMap<String, usize> = BTreeMap::new();
         let mut verdicts = Vec::with_capacity(order.len());
         let mut by_node: HashMap<&NodeName, Vec<&PoolView>> = HashMap::new();
         for candidate in candidates.values() {
-            let view = &self.pools[candidate.at];
+            let view = &self.pools[candidate.at()];
             by_node.entry(&view.node).or_default().push(view);
         }
         for at in order {
@@ -109,7 +109,7 @@ impl<O: Overhead> Planner<'_, O> {
                 "minBranches {minimum} rules out block volumes: a block volume of several branches is not supported"
             );
         }
-        let most = self.groups.iter().map(Vec::len).max().unwrap_or(0);
+        let most = self.groups().map(<[Candidate]>::len).max().unwrap_or(0);
         if usize::try_from(minimum).unwrap_or(usize::MAX) > most && minimum > 1 {
             let place = if self.policy.placement == Placement::Local { " on one node" } else { "" };
             return format!(

@@ -20,7 +20,7 @@ pub(super) struct Shaped<'a, O> {
     /// All candidates, node by node, the largest of a node first.
     pub(super) group: &'a [Candidate],
     /// The same, the preferred ones first; may be empty.
-    pub(super) sides: [&'a Side; 2],
+    pub(super) sides: [&'a Side<'a>; 2],
     pub(super) count: RangeInclusive<usize>,
     pub(super) want: Want,
 }
@@ -82,13 +82,13 @@ impl<O: Overhead> Shaped<'_, O> {
         let mut further = Vec::new();
         let mut previous: Option<&NodeName> = None;
         for candidate in self.group {
-            let node = &self.pools[candidate.at].node;
+            let node = &self.pools[candidate.at()].node;
             let list = if previous == Some(node) { &mut further } else { &mut first };
             list.push(*candidate);
             previous = Some(node);
         }
-        let ranked = |candidates| {
-            let side = Side::new(self.scale, self.pools, candidates, *self.count.end());
+        let ranked = |candidates: Vec<Candidate>| {
+            let side = Side::new(self.scale, self.pools, candidates.into(), *self.count.end());
             let mut spaces = side.ranked;
             spaces.truncate(side.big);
             spaces.sort_by_key(|space| !space.pool.local);
@@ -103,7 +103,7 @@ impl<O: Overhead> Shaped<'_, O> {
         // The largest gain makes the set's reach; of equal ones the smaller share is disturbed less by the rest.
         lasts.sort_by(|a, b| {
             let key = |i: usize| (Reverse(set[i].gain()), shares[i]);
-            key(*a).cmp(&key(*b)).then_with(|| by_name(self.pools, set[*b].pool.at, set[*a].pool.at))
+            key(*a).cmp(&key(*b)).then_with(|| by_name(self.pools, set[*b].pool.at(), set[*a].pool.at()))
         });
         lasts.into_iter().take(ATTEMPTS).find_map(|last| {
             let (mut spaces, mut targets) = (set.to_vec(), shares.to_vec());

@@ -1,5 +1,6 @@
 //! Pools as the arithmetic sees them: places of a size, in a format.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
 
 use super::BranchFormat;
@@ -38,14 +39,26 @@ impl Overhead for Real {
 /// A pool that qualifies; one per filesystem of a node.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate {
-    /// Its place in the caller's list.
-    pub(super) at: usize,
+    /// Its place in the caller's list. Narrow, because the time goes into moving candidates.
+    at: u32,
     /// Whether it comes first under `preferLocal`.
     pub(super) local: bool,
     /// What a branch in it would be.
     pub(super) format: BranchFormat,
     /// The largest branch that it can hold, in bytes.
     pub(super) room: u64,
+}
+
+impl Candidate {
+    /// The pool number `at` as a candidate; `None` beyond 2^32 pools.
+    pub(super) fn new(at: usize, local: bool, format: BranchFormat, room: u64) -> Option<Self> {
+        Some(Self { at: u32::try_from(at).ok()?, local, format, room })
+    }
+
+    /// Its place in the caller's list.
+    pub(super) fn at(&self) -> usize {
+        usize::try_from(self.at).unwrap_or(usize::MAX)
+    }
 }
 
 /// A candidate with what it can give.
@@ -218,9 +231,9 @@ pub(super) fn by_name(pools: &[PoolView], a: usize, b: usize) -> Ordering {
 }
 
 /// Candidates, the most valuable ones ranked.
-pub(super) struct Side {
+pub(super) struct Side<'c> {
     /// All of them.
-    pub(super) all: Vec<Candidate>,
+    pub(super) all: Cow<'c, [Candidate]>,
     /// The best of each format, by what whole quanta give, then by all they give, then by name.
     pub(super) ranked: Vec<Space>,
     /// `wholes[n]`: what whole quanta of the first `n` give.
@@ -233,21 +246,22 @@ pub(super) struct Side {
     pub(super) big: usize,
 }
 
-impl Side {
+impl<'c> Side<'c> {
     /// Ranks the candidates for plans of at most `most` branches. What is not ranked is worth no more, in its format, than
     /// what is, so that no plan needs it.
     pub(super) fn new<O: Overhead>(
         scale: &Scale<'_, O>,
         pools: &[PoolView],
-        all: Vec<Candidate>,
+        all: Cow<'c, [Candidate]>,
         most: usize,
     ) -> Self {
         let mut ranked = Vec::new();
         for format in [BranchFormat::Directory, BranchFormat::Image] {
             let mut best: Vec<Candidate> =
                 all.iter().copied().filter(|candidate| candidate.format == format).collect();
-            let order =
-                |a: &Candidate, b: &Candidate| b.room.cmp(&a.room).then_with(|| by_name(pools, a.at, b.at));
+            let order = |a: &Candidate, b: &Candidate| {
+                b.room.cmp(&a.room).then_with(|| by_name(pools, a.at(), b.at()))
+            };
             let keep = most + 1;
             if best.len() > keep {
                 best.select_nth_unstable_by(keep - 1, order);
@@ -260,9 +274,9 @@ impl Side {
     }
 
     /// A side of these spaces.
-    pub(super) fn of(pools: &[PoolView], all: Vec<Candidate>, mut ranked: Vec<Space>) -> Self {
+    pub(super) fn of(pools: &[PoolView], all: Cow<'c, [Candidate]>, mut ranked: Vec<Space>) -> Self {
         ranked.sort_unstable_by(|a, b| {
-            (b.whole, b.full).cmp(&(a.whole, a.full)).then_with(|| by_name(pools, a.pool.at, b.pool.at))
+            (b.whole, b.full).cmp(&(a.whole, a.full)).then_with(|| by_name(pools, a.pool.at(), b.pool.at()))
         });
         let big = ranked.partition_point(|space| space.quanta > 0 && space.whole > 0);
         let mut wholes = vec![0_u128];

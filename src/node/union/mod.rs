@@ -5,10 +5,10 @@
 //!
 //! In flow a [`UnionSpec`]; out flows a mount whose `data` directory is the volume. Invariants: a union that was handed
 //! out has answered, and has the options that it was asked for; a start that failed leaves no process and no mount; a
-//! record is on disk before a process exists. What the host can do is found out by trying, at start ([`selftest`]).
+//! record is on disk before a process exists. What the host can do is found out by trying, at start (`selftest`).
 //!
-//! - [`detect`]: which program; [`launch`]: starting and ending one process; [`overlay`]: read-only volumes;
-//!   [`record`]: what is on disk; [`selftest`]: what works here; [`supervise`]: how a union stands; [`watch`]: its end.
+//! - `detect`: which program; `launch`: starting and ending one process; `overlay`: read-only volumes;
+//!   `record`: what is on disk; `selftest`: what works here; `supervise`: how a union stands; `watch`: its end.
 
 mod detect;
 mod launch;

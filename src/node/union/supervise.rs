@@ -337,7 +337,7 @@ impl Unions {
     }
 
     fn dismantle_retired(&self, record: &Record, old: &Retired) -> Result<(), UnionError> {
-        // A number of a device that is gone may be another's by now.
+        // The living union may be mounted in its place, with a number that the old one had once.
         let device = old.device.filter(|d| record.device != Some(*d));
         launch::dismantle(&self.host, &old.mount_point, old.process.as_ref(), device)?;
         launch::remove_mount_point(&self.host, &old.mount_point)

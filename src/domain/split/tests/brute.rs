@@ -86,12 +86,12 @@ fn everything(shape: Shape, policy: &Policy, request: &Request, places: &[Place]
 
 fn places(planner: &Planner<'_, Shape>, pools: &[PoolView], consumer: Option<&NodeName>) -> Vec<Place> {
     let place = |candidate: &super::super::space::Candidate| Place {
-        node: pools[candidate.at].node.as_str()[1..].parse().unwrap(),
-        local: Some(&pools[candidate.at].node) == consumer,
+        node: pools[candidate.at()].node.as_str()[1..].parse().unwrap(),
+        local: Some(&pools[candidate.at()].node) == consumer,
         format: candidate.format,
         room: candidate.room,
     };
-    planner.groups.iter().flatten().map(place).collect()
+    planner.candidates.iter().map(place).collect()
 }
 
 prop_compose! {
