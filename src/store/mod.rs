@@ -18,6 +18,7 @@
 pub mod contract;
 pub mod local;
 pub mod object;
+pub mod view;
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;

@@ -1,0 +1,71 @@
+use serde_json::json;
+
+use super::*;
+use crate::domain::volume::AccessMode;
+
+fn volume(attached: &[(&str, AccessMode)]) -> VolumeSplit {
+    let branch =
+        json!({"index": 0, "node": "a", "pool": "p", "size": 1, "usable": 1, "format": "directory"});
+    let mut split: VolumeSplit = serde_json::from_value(json!({
+        "meta": {"name": "pvc-1"},
+        "spec": {"volume": "pvc-1", "requestName": "pvc-1", "capacity": 1, "branches": [branch],
+                 "accessModes": ["SingleNodeWriter", "MultiNodeReaderOnly"]}
+    }))
+    .unwrap();
+    split.spec.attached = attached.iter().map(|(node, mode)| to(node, *mode)).collect();
+    split
+}
+
+fn to(node: &str, access_mode: AccessMode) -> Attachment {
+    Attachment { node: node.parse().unwrap(), access_mode, read_only: false }
+}
+
+fn attach(split: &VolumeSplit, wanted: &Attachment) -> Result<Option<VolumeSplit>, ControllerError> {
+    attached(split, wanted, VolumeMode::Filesystem)
+}
+
+#[test]
+fn readers_may_be_on_many_nodes_and_a_writer_is_alone() {
+    use AccessMode::{MultiNodeReaderOnly, SingleNodeWriter};
+    let reader_elsewhere = volume(&[("b", MultiNodeReaderOnly)]);
+    assert!(attach(&reader_elsewhere, &to("a", MultiNodeReaderOnly)).unwrap().is_some());
+    for (there, wanted) in [
+        (MultiNodeReaderOnly, SingleNodeWriter),
+        (SingleNodeWriter, MultiNodeReaderOnly),
+        (SingleNodeWriter, SingleNodeWriter),
+    ] {
+        let error = attach(&volume(&[("b", there)]), &to("a", wanted)).unwrap_err();
+        assert!(matches!(error, ControllerError::AttachedElsewhere { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_volume_is_not_attached_before_it_is_planned_or_while_it_goes() {
+    let wanted = to("a", AccessMode::SingleNodeWriter);
+    let mut split = volume(&[]);
+    split.spec.branches.clear();
+    assert!(matches!(attach(&split, &wanted), Err(ControllerError::Busy { .. })));
+    let mut split = volume(&[]);
+    split.meta.deleting = Some(jiff::Timestamp::UNIX_EPOCH);
+    assert!(matches!(attach(&split, &wanted), Err(ControllerError::Busy { .. })));
+}
+
+#[test]
+fn a_use_that_the_volume_was_not_made_for_is_refused() {
+    let mode = attached(&volume(&[]), &to("a", AccessMode::SingleNodeWriter), VolumeMode::Block);
+    assert!(matches!(mode, Err(ControllerError::Unsupported { .. })));
+    let mut readers = volume(&[]);
+    readers.spec.access_modes = vec![AccessMode::MultiNodeReaderOnly];
+    let writer = attach(&readers, &to("a", AccessMode::SingleNodeWriter));
+    assert!(matches!(writer, Err(ControllerError::Unsupported { .. })));
+}
+
+#[test]
+fn detaching_takes_away_what_is_there_and_writes_nothing_otherwise() {
+    let split = volume(&[("a", AccessMode::SingleNodeWriter), ("b", AccessMode::SingleNodeWriter)]);
+    let left = |from: &Detach| detached(&split, from).map(|s| s.spec.attached.len());
+    assert_eq!(left(&Detach::Node("a".parse().unwrap())), Some(1));
+    assert_eq!(left(&Detach::Node("c".parse().unwrap())), None);
+    assert_eq!(left(&Detach::AllNodes), Some(0));
+    assert_eq!(left(&Detach::Nowhere), None);
+}

@@ -1,0 +1,54 @@
+//! How much room there is for a class of volumes.
+
+use super::{ControllerError, ControllerService};
+use crate::csi::{parse, proto, signed};
+use crate::domain::{Bytes, NodeName};
+use crate::domain::policy::Policy;
+use crate::domain::split::{self, Request};
+use crate::domain::volume::VolumeMode;
+use crate::store::Selector;
+use crate::store::view::pool_views;
+
+impl ControllerService {
+    pub(super) async fn capacity(
+        &self,
+        request: &proto::GetCapacityRequest,
+    ) -> Result<proto::GetCapacityResponse, ControllerError> {
+        let capabilities = match request.volume_capabilities.as_slice() {
+            [] => Vec::new(),
+            given => parse::capabilities(given)?,
+        };
+        let policy = parse::policy(&request.parameters, &capabilities)?;
+        let node = match &request.accessible_topology {
+            None => None,
+            Some(topology) => Some(parse::node_of_topology("accessible_topology", topology)?),
+        };
+        let mode = capabilities.first().map(parse::Capability::volume_mode).unwrap_or_default();
+        self.room(&policy, mode, node).await
+    }
+
+    async fn room(
+        &self,
+        policy: &Policy,
+        mode: VolumeMode,
+        node: Option<NodeName>,
+    ) -> Result<proto::GetCapacityResponse, ControllerError> {
+        let (nodes, splits, branches) = futures::try_join!(
+            self.store.nodes().list(&Selector::All),
+            self.store.splits().list(&Selector::All),
+            self.store.branches().list(&Selector::All),
+        )?;
+        let mut pools = pool_views(&nodes, &splits, &branches);
+        // A branch can be used only on the node that holds it, as long as there are no network transports.
+        pools.retain(|pool| node.as_ref().is_none_or(|node| pool.node == *node));
+        let topology = node.iter().cloned().collect();
+        // The size does not matter to the question.
+        let request = Request { size: Bytes::ZERO, limit: None, mode, consumer: node, topology };
+        let room = split::capacity(&request, policy, &pools);
+        Ok(proto::GetCapacityResponse {
+            available_capacity: signed(room.total.get()),
+            maximum_volume_size: Some(signed(room.maximum_volume_size.get())),
+            minimum_volume_size: Some(signed(room.minimum_volume_size.get())),
+        })
+    }
+}

@@ -1,0 +1,429 @@
+//! Making and removing volumes in the store, and waiting for the other roles to do their part.
+//!
+//! A wanted volume is a `VolumeSplit` without branches. The splitter plans it, the nodes make its branches, and its
+//! conditions tell. Each wait has a deadline, and a repeated call goes on waiting where the last one stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use snafu::{ResultExt, Snafu};
+use tokio::time::Instant;
+
+use super::parse;
+use crate::domain::{Bytes, NodeName, VolumeId};
+use crate::store::object::{
+    Meta, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus, condition, pending,
+};
+use crate::store::{Event, Selector, Store, StoreError};
+
+/// How long the answer "no room" waits for the withdrawn volume to be gone, so that the same name can be asked for again
+/// at once. It is a courtesy: the answer is the same without it.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
+
+/// Pause before a watch that ended is begun anew.
+const REWATCH: Duration = Duration::from_millis(100);
+
+/// A volume was not made, or not removed.
+#[derive(Debug, Snafu)]
+pub enum ProvisionError {
+    /// A volume of that name exists and is another.
+    #[snafu(display("volume {volume} exists already and differs: {difference}"))]
+    Differs {
+        /// The volume.
+        volume: VolumeId,
+        /// In what.
+        difference: String,
+    },
+    /// It is being removed.
+    #[snafu(display("volume {volume} is being deleted: try again when it is gone"))]
+    Deleting {
+        /// The volume.
+        volume: VolumeId,
+    },
+    /// Somebody removed it while it was waited for.
+    #[snafu(display("volume {volume} was deleted while it was being made: try again"))]
+    Vanished {
+        /// The volume.
+        volume: VolumeId,
+    },
+    /// No split fits.
+    #[snafu(display(
+        "no room for volume {volume} of {requested} bytes: the largest that would fit now has {largest} bytes; {reason}"
+    ))]
+    NoRoom {
+        /// The volume.
+        volume: VolumeId,
+        /// Usable bytes that were asked for.
+        requested: Bytes,
+        /// Usable bytes of the largest volume that would fit.
+        largest: Bytes,
+        /// Every pool with its reason.
+        reason: String,
+    },
+    /// It is not ready yet.
+    #[snafu(display("volume {volume} is not ready yet: {reason}; it goes on being made: call again"))]
+    NotReady {
+        /// The volume.
+        volume: VolumeId,
+        /// What is waited for.
+        reason: String,
+    },
+    /// Nodes have it attached.
+    #[snafu(display("volume {volume} is attached to {}: detach it first", nodes.join(", ")))]
+    Attached {
+        /// The volume.
+        volume: VolumeId,
+        /// The nodes.
+        nodes: Vec<String>,
+    },
+    /// Its branches are not gone yet.
+    #[snafu(display("volume {volume} is not gone yet: {reason}; it goes on being removed: call again"))]
+    NotGone {
+        /// The volume.
+        volume: VolumeId,
+        /// What is waited for.
+        reason: String,
+    },
+    /// The store did not answer, or refused.
+    #[snafu(display("{source}"))]
+    Store {
+        /// Why.
+        source: StoreError,
+    },
+}
+
+/// Makes and removes volumes.
+#[derive(Clone)]
+pub(super) struct Provisioner {
+    store: Arc<dyn Store>,
+}
+
+/// How the making of a volume ended, for now.
+enum Settled {
+    Ready(Box<VolumeSplit>),
+    Infeasible(Box<VolumeSplit>),
+}
+
+impl Provisioner {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store }
+    }
+
+    /// Makes the volume, or finds it, and waits until it can be used.
+    pub(super) async fn create(
+        &self,
+        wanted: &VolumeSplitSpec,
+        deadline: Instant,
+    ) -> Result<VolumeSplit, ProvisionError> {
+        let mut split = self.ensure_wanted(wanted).await?;
+        loop {
+            if split.meta.deleting.is_some() {
+                return DeletingSnafu { volume: wanted.volume.clone() }.fail();
+            }
+            compatible(&split, wanted)?;
+            match self.settle(&split, deadline).await? {
+                Settled::Ready(ready) => {
+                    compatible(&ready, wanted)?;
+                    return Ok(*ready);
+                }
+                Settled::Infeasible(unplanned) => match self.withdraw(&unplanned, deadline).await? {
+                    Withdrawn::Gone => return Err(no_room(&unplanned)),
+                    Withdrawn::Changed(now) => split = *now,
+                },
+            }
+        }
+    }
+
+    /// Removes the volume and waits until it is gone. One that does not exist is gone.
+    pub(super) async fn delete(
+        &self,
+        volume: &VolumeId,
+        deadline: Instant,
+    ) -> Result<(), ProvisionError> {
+        loop {
+            let Some(split) = self.get(volume).await? else {
+                return Ok(());
+            };
+            if !split.spec.attached.is_empty() {
+                let nodes: Vec<String> = split.spec.attached.iter().map(|a| a.node.to_string()).collect();
+                return AttachedSnafu { volume: volume.clone(), nodes }.fail();
+            }
+            // Only the state that was looked at may go: it could have been attached meanwhile.
+            let version = Some(split.meta.version.clone());
+            match self.store.splits().delete(volume.as_str(), version).await {
+                Ok(_) => return self.await_gone(&split, deadline).await,
+                Err(StoreError::Conflict { .. }) if Instant::now() < deadline => {}
+                Err(source) => return Err(ProvisionError::Store { source }),
+            }
+        }
+    }
+
+    /// The volume, if it exists.
+    pub(super) async fn get(&self, volume: &VolumeId) -> Result<Option<VolumeSplit>, ProvisionError> {
+        self.store.splits().get(volume.as_str()).await.context(StoreSnafu)
+    }
+
+    async fn ensure_wanted(&self, wanted: &VolumeSplitSpec) -> Result<VolumeSplit, ProvisionError> {
+        if let Some(split) = self.get(&wanted.volume).await? {
+            return Ok(split);
+        }
+        let split = VolumeSplit {
+            meta: Meta::with_finalizer(wanted.volume.as_str()),
+            spec: wanted.clone(),
+            status: VolumeSplitStatus::default(),
+        };
+        match self.store.splits().create(split).await {
+            Ok(split) => Ok(split),
+            Err(StoreError::Exists { .. }) => {
+                let volume = wanted.volume.clone();
+                self.get(&wanted.volume).await?.ok_or(ProvisionError::Vanished { volume })
+            }
+            Err(source) => Err(ProvisionError::Store { source }),
+        }
+    }
+
+    /// Waits until the volume is ready, or cannot be planned.
+    async fn settle(&self, split: &VolumeSplit, deadline: Instant) -> Result<Settled, ProvisionError> {
+        let mut latest = split.clone();
+        let mut states = States::new(self, &split.spec.volume);
+        loop {
+            if let Some(settled) = settled(&latest) {
+                return Ok(settled);
+            }
+            match tokio::time::timeout_at(deadline, states.next()).await {
+                Ok(Some(now)) if now.meta.uid == split.meta.uid && now.meta.deleting.is_none() => {
+                    latest = now;
+                }
+                Ok(Some(now)) if now.meta.uid == split.meta.uid => {
+                    return DeletingSnafu { volume: now.spec.volume }.fail();
+                }
+                Ok(_) => return VanishedSnafu { volume: latest.spec.volume }.fail(),
+                Err(_) => {
+                    let reason = waits_for(&latest);
+                    return NotReadySnafu { volume: latest.spec.volume, reason }.fail();
+                }
+            }
+        }
+    }
+
+    /// Takes back a volume that was never planned, unless that has changed meanwhile.
+    async fn withdraw(
+        &self,
+        unplanned: &VolumeSplit,
+        deadline: Instant,
+    ) -> Result<Withdrawn, ProvisionError> {
+        let version = Some(unplanned.meta.version.clone());
+        match self.store.splits().delete(&unplanned.meta.name, version).await {
+            Ok(_) => {
+                let soon = deadline.min(Instant::now() + WITHDRAWAL);
+                // Gone later is as good: nothing of it is on any disk.
+                let _late = self.await_gone(unplanned, soon).await;
+                Ok(Withdrawn::Gone)
+            }
+            Err(StoreError::Conflict { .. }) => match self.get(&unplanned.spec.volume).await? {
+                Some(now) if now.meta.uid == unplanned.meta.uid => Ok(Withdrawn::Changed(Box::new(now))),
+                _ => VanishedSnafu { volume: unplanned.spec.volume.clone() }.fail(),
+            },
+            Err(source) => Err(ProvisionError::Store { source }),
+        }
+    }
+
+    async fn await_gone(&self, split: &VolumeSplit, deadline: Instant) -> Result<(), ProvisionError> {
+        let mut states = States::new(self, &split.spec.volume);
+        let mut latest = split.clone();
+        loop {
+            match tokio::time::timeout_at(deadline, states.next()).await {
+                Ok(Some(now)) if now.meta.uid == split.meta.uid => latest = now,
+                Ok(_) => return Ok(()),
+                Err(_) => {
+                    let reason = waits_for(&latest);
+                    return NotGoneSnafu { volume: split.spec.volume.clone(), reason }.fail();
+                }
+            }
+        }
+    }
+}
+
+enum Withdrawn {
+    Gone,
+    Changed(Box<VolumeSplit>),
+}
+
+/// The states of one volume as they come; a watch that ends or fails is begun anew, because every wait has a deadline of
+/// its own.
+struct States<'a> {
+    provisioner: &'a Provisioner,
+    volume: &'a VolumeId,
+    stream: Option<BoxStream<'static, Result<Event<VolumeSplit>, StoreError>>>,
+    seen: bool,
+}
+
+impl<'a> States<'a> {
+    fn new(provisioner: &'a Provisioner, volume: &'a VolumeId) -> Self {
+        Self { provisioner, volume, stream: None, seen: false }
+    }
+
+    /// The next state; `None` when the volume is gone.
+    async fn next(&mut self) -> Option<VolumeSplit> {
+        loop {
+            let Some(stream) = &mut self.stream else {
+                self.watch().await;
+                continue;
+            };
+            match stream.next().await {
+                Some(Ok(Event::Applied(split))) => {
+                    self.seen = true;
+                    return Some(split);
+                }
+                Some(Ok(Event::Deleted(_))) => return None,
+                Some(Ok(Event::Ready)) if self.seen => {}
+                Some(Ok(Event::Ready)) => return None,
+                Some(Err(error)) => {
+                    tracing::warn!(volume.id = %self.volume, %error, "watching a volume failed; begun anew");
+                    self.stream = None;
+                    tokio::time::sleep(REWATCH).await;
+                }
+                None => {
+                    self.stream = None;
+                    tokio::time::sleep(REWATCH).await;
+                }
+            }
+        }
+    }
+
+    async fn watch(&mut self) {
+        self.seen = false;
+        let selector = Selector::Name(self.volume.to_string());
+        match self.provisioner.store.splits().watch(selector).await {
+            Ok(stream) => self.stream = Some(stream),
+            Err(error) => {
+                tracing::warn!(volume.id = %self.volume, %error, "watching a volume failed; begun anew");
+                tokio::time::sleep(REWATCH).await;
+            }
+        }
+    }
+}
+
+fn settled(split: &VolumeSplit) -> Option<Settled> {
+    if is_ready(split) {
+        return Some(Settled::Ready(Box::new(split.clone())));
+    }
+    let hopeless = condition(&split.status.conditions, "Pending")
+        .is_some_and(|c| c.status && c.reason == pending::INFEASIBLE);
+    // A volume that has branches already is the splitter's to finish: some of it may be on disks.
+    (hopeless && split.spec.branches.is_empty()).then(|| Settled::Infeasible(Box::new(split.clone())))
+}
+
+/// Whether all branches of the volume exist.
+pub(super) fn is_ready(split: &VolumeSplit) -> bool {
+    condition(&split.status.conditions, "Ready").is_some_and(|c| c.status)
+}
+
+/// Usable bytes of the volume, as far as they are known.
+pub(super) fn capacity(split: &VolumeSplit) -> Bytes {
+    if !split.status.capacity.is_zero() {
+        return split.status.capacity;
+    }
+    if split.spec.branches.is_empty() {
+        return split.spec.capacity;
+    }
+    split.spec.branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.usable))
+}
+
+/// Nodes that a volume can be used on: those that hold all of its branches, because no branch can be reached from
+/// another node yet.
+pub(super) fn accessible_nodes(split: &VolumeSplit) -> Vec<NodeName> {
+    let Some(first) = split.spec.branches.first() else {
+        return Vec::new();
+    };
+    let all_here = split.spec.branches.iter().all(|b| b.node == first.node);
+    if all_here { vec![first.node.clone()] } else { Vec::new() }
+}
+
+fn no_room(split: &VolumeSplit) -> ProvisionError {
+    ProvisionError::NoRoom {
+        volume: split.spec.volume.clone(),
+        requested: split.spec.capacity,
+        largest: split.status.largest.unwrap_or_default(),
+        reason: condition(&split.status.conditions, "Pending")
+            .map(|c| c.message.clone())
+            .unwrap_or_default(),
+    }
+}
+
+/// What stands in the way, for people.
+fn waits_for(split: &VolumeSplit) -> String {
+    let told: Vec<&str> = ["ReplicaFailure", "Pending", "ReplicaProgressing"]
+        .into_iter()
+        .filter_map(|kind| condition(&split.status.conditions, kind))
+        .filter(|c| c.status && !c.message.is_empty())
+        .map(|c| c.message.as_str())
+        .collect();
+    if !told.is_empty() {
+        return told.join("; ");
+    }
+    if split.spec.branches.is_empty() {
+        "no controller has planned it: is the controller running?".to_owned()
+    } else {
+        format!("{} of {} branches exist", split.status.bound_replicas, split.spec.branches.len())
+    }
+}
+
+/// Whether the volume that exists is what is wanted.
+fn compatible(have: &VolumeSplit, want: &VolumeSplitSpec) -> Result<(), ProvisionError> {
+    match difference(have, want) {
+        None => Ok(()),
+        Some(difference) => DiffersSnafu { volume: want.volume.clone(), difference }.fail(),
+    }
+}
+
+fn difference(have: &VolumeSplit, want: &VolumeSplitSpec) -> Option<String> {
+    let spec = &have.spec;
+    let size = capacity(have);
+    if spec.request_name != want.request_name {
+        return Some(format!("it was asked for under the name {:?}", spec.request_name));
+    }
+    if spec.ephemeral != want.ephemeral {
+        let is = if spec.ephemeral { "is" } else { "is not" };
+        return Some(format!("it {is} an ephemeral volume"));
+    }
+    if size < want.capacity {
+        return Some(format!("capacity_range.required_bytes: it has {size} bytes, wanted are {}", want.capacity));
+    }
+    if let Some(limit) = want.limit
+        && size > limit
+    {
+        return Some(format!("capacity_range.limit_bytes: it has {size} bytes, allowed are {limit}"));
+    }
+    if spec.volume_mode != want.volume_mode {
+        return Some(format!("volume_capabilities: it is of mode {:?}", spec.volume_mode));
+    }
+    if let Some(mode) = want.access_modes.iter().find(|m| !parse::serves(&spec.access_modes, **m)) {
+        return Some(format!(
+            "volume_capabilities: it was made for {:?}, wanted is {mode:?}",
+            spec.access_modes
+        ));
+    }
+    let keys = spec.parameters.keys().chain(want.parameters.keys());
+    let mut changed: Vec<&str> = keys
+        .filter(|key| spec.parameters.get(*key) != want.parameters.get(*key))
+        .map(String::as_str)
+        .collect();
+    changed.sort_unstable();
+    changed.dedup();
+    if !changed.is_empty() {
+        return Some(format!("parameters: {}", changed.join(", ")));
+    }
+    let nodes = accessible_nodes(have);
+    let reachable = want.topology.is_empty() || nodes.is_empty() || nodes.iter().any(|n| want.topology.contains(n));
+    if !reachable {
+        let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
+        return Some(format!("accessibility_requirements: it can be used on {}", nodes.join(", ")));
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+use std::os::unix::net::UnixListener as StdListener;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::{Channel, Endpoint};
+
+use super::*;
+use crate::csi::fixture::{Cluster, FakeVolumes, NODE, node, settings};
+use crate::csi::proto;
+use crate::csi::proto::identity_client::IdentityClient;
+use crate::csi::proto::node_client::NodeClient;
+
+fn path(dir: &tempfile::TempDir) -> PathBuf {
+    dir.path().join("csi.sock")
+}
+
+#[tokio::test]
+async fn the_socket_is_the_owners_only_and_goes_with_its_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = bind(&path(&dir)).unwrap();
+    let mode = std::fs::metadata(path(&dir)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    drop(socket);
+    assert!(!path(&dir).exists());
+}
+
+#[tokio::test]
+async fn a_socket_that_a_dead_agent_left_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(StdListener::bind(path(&dir)).unwrap());
+    assert!(path(&dir).exists(), "the standard library leaves it");
+    assert!(bind(&path(&dir)).is_ok());
+}
+
+#[tokio::test]
+async fn a_socket_that_is_served_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let other = StdListener::bind(path(&dir)).unwrap();
+    let error = bind(&path(&dir)).unwrap_err();
+    assert!(matches!(error, BindError::InUse { .. }), "{error}");
+    drop(other);
+    assert!(path(&dir).exists());
+}
+
+#[tokio::test]
+async fn what_is_not_a_socket_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(path(&dir), "precious").unwrap();
+    let error = bind(&path(&dir)).unwrap_err();
+    assert!(matches!(error, BindError::NotASocket { .. }), "{error}");
+    assert_eq!(std::fs::read_to_string(path(&dir)).unwrap(), "precious");
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(path(&dir), &link).unwrap();
+    assert!(matches!(bind(&link), Err(BindError::NotASocket { .. })), "a symlink is not followed");
+}
+
+#[tokio::test]
+async fn a_path_that_the_kernel_cannot_take_is_refused_with_its_length() {
+    let dir = tempfile::tempdir().unwrap();
+    let room = MAX_PATH - dir.path().as_os_str().len() - 1;
+    assert!(bind(&dir.path().join("s".repeat(room))).is_ok());
+    let error = bind(&dir.path().join("s".repeat(room + 1))).unwrap_err();
+    assert!(error.to_string().contains("has 108 bytes, 107 are possible"), "{error}");
+}
+
+#[tokio::test]
+async fn a_directory_that_is_missing_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let error = bind(&dir.path().join("missing/csi.sock")).unwrap_err();
+    assert!(error.to_string().contains("missing/csi.sock"), "{error}");
+}
+
+#[tokio::test]
+async fn a_new_socket_at_the_same_place_is_not_removed_by_the_old_program() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = bind(&path(&dir)).unwrap();
+    std::fs::remove_file(path(&dir)).unwrap();
+    let new = bind(&path(&dir)).unwrap();
+    drop(old);
+    assert!(path(&dir).exists());
+    drop(new);
+}
+
+struct Running {
+    _cluster: Cluster,
+    volumes: Arc<FakeVolumes>,
+    counters: Arc<CsiCounters>,
+    channel: Channel,
+    stop: CancellationToken,
+    server: tokio::task::JoinHandle<Result<(), ServeError>>,
+}
+
+async fn running() -> Running {
+    let cluster = Cluster::idle().await;
+    let volumes = Arc::new(FakeVolumes::default());
+    let counters = Arc::new(CsiCounters::default());
+    let tasks = TaskTracker::new();
+    let services = Services {
+        identity: IdentityService::new(node(NODE), cluster.store.clone(), Some(volumes.clone())),
+        controller: None,
+        node: Some(NodeService::new(
+            volumes.clone(),
+            cluster.store.clone(),
+            settings(cluster.dir.path()),
+            tasks.clone(),
+        )),
+        counters: counters.clone(),
+        tasks,
+    };
+    let path = path(&cluster.dir);
+    let socket = bind(&path).unwrap();
+    let stop = CancellationToken::new();
+    let server = tokio::spawn(serve(socket, services, stop.clone().cancelled_owned()));
+    let connect = tower::service_fn(move |_| {
+        let path = path.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let channel = Endpoint::from_static("http://localhost").connect_with_connector(connect).await.unwrap();
+    Running { _cluster: cluster, volumes, counters, channel, stop, server }
+}
+
+#[tokio::test]
+async fn calls_are_answered_over_the_socket_and_counted_by_method_and_code() {
+    let running = running().await;
+    let info = IdentityClient::new(running.channel.clone())
+        .get_plugin_info(proto::GetPluginInfoRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    assert_eq!(info.name, crate::csi::DRIVER);
+    assert_eq!(info.vendor_version, env!("CARGO_PKG_VERSION"));
+    let mut node = NodeClient::new(running.channel.clone());
+    assert!(node.node_stage_volume(proto::NodeStageVolumeRequest::default()).await.is_err());
+    assert!(node.node_expand_volume(proto::NodeExpandVolumeRequest::default()).await.is_err());
+    let counted: Vec<_> = running.counters.snapshot().into_iter().map(|m| (m.method, m.codes)).collect();
+    assert_eq!(
+        counted,
+        [
+            ("GetPluginInfo", [("OK", 1)].into()),
+            ("NodeStageVolume", [("INVALID_ARGUMENT", 1)].into()),
+            ("NodeExpandVolume", [("UNIMPLEMENTED", 1)].into()),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_probe_says_why_the_node_is_not_well() {
+    let running = running().await;
+    let mut identity = IdentityClient::new(running.channel.clone());
+    let well = identity.probe(proto::ProbeRequest {}).await.unwrap().into_inner();
+    assert_eq!(well.ready, Some(true));
+    *running.volumes.ready.lock().unwrap() = Some("mergerfs is missing".to_owned());
+    let ill = identity.probe(proto::ProbeRequest {}).await.unwrap_err();
+    assert_eq!(ill.code(), tonic::Code::FailedPrecondition);
+    assert!(ill.message().contains("mergerfs is missing"), "{ill}");
+}
+
+#[tokio::test]
+async fn serving_ends_when_it_is_told_to_and_takes_the_socket_away() {
+    let Running { _cluster: cluster, channel, stop, server, .. } = running().await;
+    drop(channel);
+    stop.cancel();
+    server.await.unwrap().unwrap();
+    assert!(!path(&cluster.dir).exists());
+}

@@ -1,0 +1,140 @@
+//! What the objects in the store say together; pure functions on lists of them.
+
+use std::collections::BTreeMap;
+
+use super::object::{Branch, StorageNode, VolumeSplit};
+use crate::domain::pool::{PoolView, allocatable};
+use crate::domain::{BranchId, Bytes, NodeName, PoolName};
+
+/// The pools of all nodes as the planner is to see them: what their nodes measured, less what is promised to branches
+/// that those figures cannot hold yet.
+///
+/// A node counts the branches it has; a plan promises more before the node has seen it, and the report of a node is older
+/// than the plan. So each device has promised the larger of what its node counted and what the store knows: planned
+/// branches and existing ones, each once. Where both are incomplete in different ways this can be too little, never for
+/// long, and the node refuses what does not fit.
+#[must_use]
+pub fn pool_views(nodes: &[StorageNode], splits: &[VolumeSplit], branches: &[Branch]) -> Vec<PoolView> {
+    let known = promised(splits, branches);
+    nodes.iter().flat_map(|node| of_node(node, &known)).collect()
+}
+
+type Promised<'a> = BTreeMap<(&'a NodeName, &'a PoolName), Bytes>;
+
+fn promised<'a>(splits: &'a [VolumeSplit], branches: &'a [Branch]) -> Promised<'a> {
+    let planned = splits.iter().flat_map(|split| {
+        split.spec.branches.iter().map(|b| (split.spec.volume.branch(b.index), &b.node, &b.pool, b.size))
+    });
+    let existing = branches.iter().map(|b| (b.spec.id.clone(), &b.spec.node, &b.spec.pool, b.spec.size));
+    let each: BTreeMap<(BranchId, &NodeName, &PoolName), Bytes> =
+        planned.chain(existing).map(|(id, node, pool, size)| ((id, node, pool), size)).collect();
+    let mut sums = Promised::new();
+    for ((_, node, pool), size) in each {
+        let sum = sums.entry((node, pool)).or_default();
+        *sum = sum.saturating_add(size);
+    }
+    sums
+}
+
+fn of_node(node: &StorageNode, known: &Promised<'_>) -> Vec<PoolView> {
+    let pools = &node.status.pools;
+    let in_pool = |pool| known.get(&(&node.spec.node, pool)).copied().unwrap_or_default();
+    let view = |index: usize| {
+        let mut pool = pools.get(index)?.clone();
+        let sharing = pools
+            .iter()
+            .enumerate()
+            .filter(|(i, p)| *i == index || (!pool.device.is_empty() && p.device == pool.device));
+        let on_device = sharing.fold(Bytes::ZERO, |sum, (_, p)| sum.saturating_add(in_pool(&p.name)));
+        pool.promised = pool.promised.max(on_device);
+        let computed = allocatable(pool.total, pool.free, pool.reserve, pool.promised, pool.occupied);
+        // The node may know of more that stands in the way, never of less.
+        pool.allocatable = Some(pool.allocatable.map_or(computed, |told| told.min(computed)));
+        Some(PoolView { node: node.spec.node.clone(), node_labels: node.status.labels.clone(), pool })
+    };
+    (0..pools.len()).filter_map(view).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, pools: serde_json::Value) -> StorageNode {
+        serde_json::from_value(json!({
+            "meta": {"name": name}, "spec": {"node": name}, "status": {"pools": pools, "labels": {"rack": "1"}}
+        }))
+        .unwrap()
+    }
+
+    fn split(name: &str, branches: &[(u32, &str, &str, u64)]) -> VolumeSplit {
+        let branches: Vec<_> = branches
+            .iter()
+            .map(|(index, node, pool, size)| {
+                json!({"index": index, "node": node, "pool": pool, "size": size, "usable": size, "format": "image"})
+            })
+            .collect();
+        serde_json::from_value(json!({
+            "meta": {"name": name},
+            "spec": {"volume": name, "requestName": name, "capacity": 1, "accessModes": [], "branches": branches}
+        }))
+        .unwrap()
+    }
+
+    fn branch(volume: &str, index: u32, node: &str, pool: &str, size: u64) -> Branch {
+        let id = format!("{volume}-{index}");
+        serde_json::from_value(json!({
+            "meta": {"name": id},
+            "spec": {"id": id, "volume": volume, "index": index, "node": node, "pool": pool, "size": size,
+                     "usable": size, "format": "image"}
+        }))
+        .unwrap()
+    }
+
+    fn free(views: &[PoolView], pool: &str) -> u64 {
+        views.iter().find(|v| v.pool.name.as_str() == pool).unwrap().pool.allocatable().get()
+    }
+
+    #[test]
+    fn a_plan_that_its_node_has_not_seen_is_promised_already() {
+        let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 100}]))];
+        assert_eq!(free(&pool_views(&nodes, &[], &[]), "a"), 100);
+        assert_eq!(free(&pool_views(&nodes, &[split("v", &[(0, "n", "a", 30)])], &[]), "a"), 70);
+    }
+
+    #[test]
+    fn a_branch_that_is_planned_and_exists_and_is_counted_by_its_node_counts_once() {
+        let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 90, "promised": 30, "occupied": 10}]))];
+        let views = pool_views(&nodes, &[split("v", &[(0, "n", "a", 30)])], &[branch("v", 0, "n", "a", 30)]);
+        assert_eq!(free(&views, "a"), 70);
+    }
+
+    #[test]
+    fn a_branch_that_left_the_plan_keeps_its_room_until_it_is_gone() {
+        let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 100}]))];
+        let views = pool_views(&nodes, &[split("v", &[(1, "n", "a", 30)])], &[branch("v", 0, "n", "a", 20)]);
+        assert_eq!(free(&views, "a"), 50);
+    }
+
+    #[test]
+    fn pools_on_one_device_share_what_is_promised_and_others_do_not() {
+        let pools = json!([
+            {"name": "a", "total": 100, "free": 100, "device": "d"},
+            {"name": "b", "total": 100, "free": 100, "device": "d"},
+            {"name": "c", "total": 100, "free": 100},
+            {"name": "e", "total": 100, "free": 100}
+        ]);
+        let nodes = [node("n", pools.clone()), node("m", pools)];
+        let views = pool_views(&nodes, &[split("v", &[(0, "n", "a", 30), (1, "n", "c", 20)])], &[]);
+        let first: Vec<u64> = views.iter().take(4).map(|v| v.pool.allocatable().get()).collect();
+        assert_eq!(first, [70, 70, 80, 100]);
+        assert!(views.iter().skip(4).all(|v| v.pool.allocatable().get() == 100 && v.node.as_str() == "m"));
+    }
+
+    #[test]
+    fn a_node_that_offers_less_is_believed() {
+        let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 100, "allocatable": 5}]))];
+        assert_eq!(free(&pool_views(&nodes, &[], &[]), "a"), 5);
+    }
+}
