@@ -253,7 +253,10 @@ mod tests {
             }
             if let Some(rest) = line.strip_prefix("rpc ") {
                 let name = rest.split('(').next().unwrap();
-                assert_eq!(METHODS[method_of(&format!("/csi.v1.{service}/{name}"))], format!("{service}/{name}"));
+                assert_eq!(
+                    METHODS[method_of(&format!("/csi.v1.{service}/{name}"))],
+                    format!("{service}/{name}")
+                );
                 found += 1;
             }
         }
@@ -276,7 +279,11 @@ mod tests {
         let snapshot = &counters.snapshot()[0];
         assert_eq!(snapshot.buckets[0], (0.002, 2));
         assert_eq!(snapshot.buckets[1], (0.005, 3));
-        assert_eq!(snapshot.buckets.last(), Some(&(60.0, 3)), "what took longer is in the sum of the codes only");
+        assert_eq!(
+            snapshot.buckets.last(),
+            Some(&(60.0, 3)),
+            "what took longer is in the sum of the codes only"
+        );
         assert_eq!(snapshot.codes, [("OK", 4)].into());
         assert!((snapshot.seconds - 61.006).abs() < 1e-9);
     }

@@ -58,7 +58,10 @@ impl Identity for IdentityService {
         Ok(Response::new(proto::GetPluginInfoResponse {
             name: DRIVER.to_owned(),
             vendor_version: env!("CARGO_PKG_VERSION").to_owned(),
-            manifest: manifest.into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())).collect::<HashMap<_, _>>(),
+            manifest: manifest
+                .into_iter()
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .collect::<HashMap<_, _>>(),
         }))
     }
 

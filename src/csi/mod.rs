@@ -1,8 +1,8 @@
 //! The Container Storage Interface, version 1.12: parse, call, reply.
 //!
-//! What comes in over the socket is parsed into domain types ([`parse`]), guarded so that one volume has one call at a
-//! time ([`guard`]), and done: for the controller by writing to the store and watching it ([`provision`]), for the node
-//! by [`crate::node::volume::Volumes`]. What failed becomes a gRPC code by one table ([`status`]).
+//! What comes in over the socket is parsed into domain types (`parse`), guarded so that one volume has one call at a
+//! time (`guard`), and done: for the controller by writing to the store and watching it (`provision`), for the node by
+//! [`crate::node::volume::Volumes`]. What failed becomes a gRPC code by one table (`status`).
 //!
 //! The socket is complete and standard: any orchestrator, or the official sidecars, can drive it.
 
@@ -70,4 +70,4 @@ fn signed(n: u64) -> i64 {
 }
 
 #[cfg(test)]
-mod fixture;
+mod tests;

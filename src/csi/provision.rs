@@ -3,27 +3,24 @@
 //! A wanted volume is a `VolumeSplit` without branches. The splitter plans it, the nodes make its branches, and its
 //! conditions tell. Each wait has a deadline, and a repeated call goes on waiting where the last one stopped.
 
+mod compare;
+mod watch;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::BoxStream;
 use snafu::{ResultExt, Snafu};
 use tokio::time::Instant;
 
-use super::parse;
 use crate::domain::{Bytes, NodeName, VolumeId};
-use crate::store::object::{
-    Meta, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus, condition, pending,
-};
-use crate::store::{Event, Selector, Store, StoreError};
+use crate::store::object::{Meta, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus, condition, pending};
+use crate::store::{Store, StoreError};
+use compare::compatible;
+use watch::States;
 
 /// How long the answer "no room" waits for the withdrawn volume to be gone, so that the same name can be asked for again
 /// at once. It is a courtesy: the answer is the same without it.
 const WITHDRAWAL: Duration = Duration::from_secs(2);
-
-/// Pause before a watch that ended is begun anew.
-const REWATCH: Duration = Duration::from_millis(100);
 
 /// A volume was not made, or not removed.
 #[derive(Debug, Snafu)]
@@ -137,11 +134,7 @@ impl Provisioner {
     }
 
     /// Removes the volume and waits until it is gone. One that does not exist is gone.
-    pub(super) async fn delete(
-        &self,
-        volume: &VolumeId,
-        deadline: Instant,
-    ) -> Result<(), ProvisionError> {
+    pub(super) async fn delete(&self, volume: &VolumeId, deadline: Instant) -> Result<(), ProvisionError> {
         loop {
             let Some(split) = self.get(volume).await? else {
                 return Ok(());
@@ -187,7 +180,7 @@ impl Provisioner {
     /// Waits until the volume is ready, or cannot be planned.
     async fn settle(&self, split: &VolumeSplit, deadline: Instant) -> Result<Settled, ProvisionError> {
         let mut latest = split.clone();
-        let mut states = States::new(self, &split.spec.volume);
+        let mut states = States::new(&*self.store, &split.spec.volume);
         loop {
             if let Some(settled) = settled(&latest) {
                 return Ok(settled);
@@ -231,7 +224,7 @@ impl Provisioner {
     }
 
     async fn await_gone(&self, split: &VolumeSplit, deadline: Instant) -> Result<(), ProvisionError> {
-        let mut states = States::new(self, &split.spec.volume);
+        let mut states = States::new(&*self.store, &split.spec.volume);
         let mut latest = split.clone();
         loop {
             match tokio::time::timeout_at(deadline, states.next()).await {
@@ -249,61 +242,6 @@ impl Provisioner {
 enum Withdrawn {
     Gone,
     Changed(Box<VolumeSplit>),
-}
-
-/// The states of one volume as they come; a watch that ends or fails is begun anew, because every wait has a deadline of
-/// its own.
-struct States<'a> {
-    provisioner: &'a Provisioner,
-    volume: &'a VolumeId,
-    stream: Option<BoxStream<'static, Result<Event<VolumeSplit>, StoreError>>>,
-    seen: bool,
-}
-
-impl<'a> States<'a> {
-    fn new(provisioner: &'a Provisioner, volume: &'a VolumeId) -> Self {
-        Self { provisioner, volume, stream: None, seen: false }
-    }
-
-    /// The next state; `None` when the volume is gone.
-    async fn next(&mut self) -> Option<VolumeSplit> {
-        loop {
-            let Some(stream) = &mut self.stream else {
-                self.watch().await;
-                continue;
-            };
-            match stream.next().await {
-                Some(Ok(Event::Applied(split))) => {
-                    self.seen = true;
-                    return Some(split);
-                }
-                Some(Ok(Event::Deleted(_))) => return None,
-                Some(Ok(Event::Ready)) if self.seen => {}
-                Some(Ok(Event::Ready)) => return None,
-                Some(Err(error)) => {
-                    tracing::warn!(volume.id = %self.volume, %error, "watching a volume failed; begun anew");
-                    self.stream = None;
-                    tokio::time::sleep(REWATCH).await;
-                }
-                None => {
-                    self.stream = None;
-                    tokio::time::sleep(REWATCH).await;
-                }
-            }
-        }
-    }
-
-    async fn watch(&mut self) {
-        self.seen = false;
-        let selector = Selector::Name(self.volume.to_string());
-        match self.provisioner.store.splits().watch(selector).await {
-            Ok(stream) => self.stream = Some(stream),
-            Err(error) => {
-                tracing::warn!(volume.id = %self.volume, %error, "watching a volume failed; begun anew");
-                tokio::time::sleep(REWATCH).await;
-            }
-        }
-    }
 }
 
 fn settled(split: &VolumeSplit) -> Option<Settled> {
@@ -347,9 +285,7 @@ fn no_room(split: &VolumeSplit) -> ProvisionError {
         volume: split.spec.volume.clone(),
         requested: split.spec.capacity,
         largest: split.status.largest.unwrap_or_default(),
-        reason: condition(&split.status.conditions, "Pending")
-            .map(|c| c.message.clone())
-            .unwrap_or_default(),
+        reason: condition(&split.status.conditions, "Pending").map(|c| c.message.clone()).unwrap_or_default(),
     }
 }
 
@@ -369,60 +305,6 @@ fn waits_for(split: &VolumeSplit) -> String {
     } else {
         format!("{} of {} branches exist", split.status.bound_replicas, split.spec.branches.len())
     }
-}
-
-/// Whether the volume that exists is what is wanted.
-fn compatible(have: &VolumeSplit, want: &VolumeSplitSpec) -> Result<(), ProvisionError> {
-    match difference(have, want) {
-        None => Ok(()),
-        Some(difference) => DiffersSnafu { volume: want.volume.clone(), difference }.fail(),
-    }
-}
-
-fn difference(have: &VolumeSplit, want: &VolumeSplitSpec) -> Option<String> {
-    let spec = &have.spec;
-    let size = capacity(have);
-    if spec.request_name != want.request_name {
-        return Some(format!("it was asked for under the name {:?}", spec.request_name));
-    }
-    if spec.ephemeral != want.ephemeral {
-        let is = if spec.ephemeral { "is" } else { "is not" };
-        return Some(format!("it {is} an ephemeral volume"));
-    }
-    if size < want.capacity {
-        return Some(format!("capacity_range.required_bytes: it has {size} bytes, wanted are {}", want.capacity));
-    }
-    if let Some(limit) = want.limit
-        && size > limit
-    {
-        return Some(format!("capacity_range.limit_bytes: it has {size} bytes, allowed are {limit}"));
-    }
-    if spec.volume_mode != want.volume_mode {
-        return Some(format!("volume_capabilities: it is of mode {:?}", spec.volume_mode));
-    }
-    if let Some(mode) = want.access_modes.iter().find(|m| !parse::serves(&spec.access_modes, **m)) {
-        return Some(format!(
-            "volume_capabilities: it was made for {:?}, wanted is {mode:?}",
-            spec.access_modes
-        ));
-    }
-    let keys = spec.parameters.keys().chain(want.parameters.keys());
-    let mut changed: Vec<&str> = keys
-        .filter(|key| spec.parameters.get(*key) != want.parameters.get(*key))
-        .map(String::as_str)
-        .collect();
-    changed.sort_unstable();
-    changed.dedup();
-    if !changed.is_empty() {
-        return Some(format!("parameters: {}", changed.join(", ")));
-    }
-    let nodes = accessible_nodes(have);
-    let reachable = want.topology.is_empty() || nodes.is_empty() || nodes.iter().any(|n| want.topology.contains(n));
-    if !reachable {
-        let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
-        return Some(format!("accessibility_requirements: it can be used on {}", nodes.join(", ")));
-    }
-    None
 }
 
 #[cfg(test)]

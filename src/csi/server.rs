@@ -119,8 +119,7 @@ pub fn bind(path: &Path) -> Result<Socket, BindError> {
     std::fs::File::from(descriptor).set_permissions(owner_only.clone()).context(failed("protect"))?;
     socket.bind(path).context(failed("bind"))?;
     let metadata = std::fs::symlink_metadata(path).context(failed("find"))?;
-    let mut bound =
-        Socket { listener: None, path: path.to_owned(), file: (metadata.dev(), metadata.ino()) };
+    let mut bound = Socket { listener: None, path: path.to_owned(), file: (metadata.dev(), metadata.ino()) };
     std::fs::set_permissions(path, owner_only).context(failed("protect"))?;
     bound.listener = Some(socket.listen(BACKLOG).context(failed("listen on"))?);
     Ok(bound)

@@ -105,7 +105,8 @@ mod tests {
 
     #[test]
     fn a_branch_that_is_planned_and_exists_and_is_counted_by_its_node_counts_once() {
-        let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 90, "promised": 30, "occupied": 10}]))];
+        let nodes =
+            [node("n", json!([{"name": "a", "total": 100, "free": 90, "promised": 30, "occupied": 10}]))];
         let views = pool_views(&nodes, &[split("v", &[(0, "n", "a", 30)])], &[branch("v", 0, "n", "a", 30)]);
         assert_eq!(free(&views, "a"), 70);
     }

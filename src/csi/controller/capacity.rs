@@ -2,10 +2,10 @@
 
 use super::{ControllerError, ControllerService};
 use crate::csi::{parse, proto, signed};
-use crate::domain::{Bytes, NodeName};
 use crate::domain::policy::Policy;
 use crate::domain::split::{self, Request};
 use crate::domain::volume::VolumeMode;
+use crate::domain::{Bytes, NodeName};
 use crate::store::Selector;
 use crate::store::view::pool_views;
 

@@ -123,10 +123,7 @@ pub(super) fn validated(
     }
 }
 
-fn objection(
-    split: &VolumeSplit,
-    request: &proto::ValidateVolumeCapabilitiesRequest,
-) -> Option<String> {
+fn objection(split: &VolumeSplit, request: &proto::ValidateVolumeCapabilitiesRequest) -> Option<String> {
     let wanted = match parse::capabilities(&request.volume_capabilities) {
         Ok(wanted) => wanted,
         Err(invalid) => return Some(invalid.to_string()),

@@ -74,7 +74,9 @@ pub enum ControllerError {
         how: String,
     },
     /// Another node has the volume.
-    #[snafu(display("volume {volume} is attached to node {node}, and its access mode allows one node at a time"))]
+    #[snafu(display(
+        "volume {volume} is attached to node {node}, and its access mode allows one node at a time"
+    ))]
     AttachedElsewhere {
         /// The volume.
         volume: VolumeId,
@@ -103,7 +105,9 @@ pub enum ControllerError {
         reason: String,
     },
     /// The node has as many volumes as it may.
-    #[snafu(display("node {node} has {limit} volumes attached, which is its limit (maxVolumes): detach one first"))]
+    #[snafu(display(
+        "node {node} has {limit} volumes attached, which is its limit (maxVolumes): detach one first"
+    ))]
     NodeFull {
         /// The node.
         node: NodeName,
@@ -230,11 +234,7 @@ impl ControllerService {
         })
     }
 
-    async fn existing(
-        &self,
-        volume: Option<VolumeId>,
-        named: &str,
-    ) -> Result<VolumeSplit, ControllerError> {
+    async fn existing(&self, volume: Option<VolumeId>, named: &str) -> Result<VolumeSplit, ControllerError> {
         let volume = known(volume, named)?;
         let split = self.provisioner.get(&volume).await?;
         split.ok_or_else(|| ControllerError::UnknownVolume { volume: named.to_owned() })

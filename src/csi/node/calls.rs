@@ -22,10 +22,7 @@ impl NodeService {
         self.guarded(&request.volume_id, async move { Ok(volumes.stage(&stage).await?) }).await
     }
 
-    pub(super) async fn unstage(
-        &self,
-        request: &proto::NodeUnstageVolumeRequest,
-    ) -> Result<(), NodeError> {
+    pub(super) async fn unstage(&self, request: &proto::NodeUnstageVolumeRequest) -> Result<(), NodeError> {
         let volume = parse::volume_id(&request.volume_id)?;
         let staging = parse::absolute_path("staging_target_path", &request.staging_target_path)?;
         // A text that was never an id was never staged.

@@ -26,11 +26,7 @@ impl NodeService {
         }
     }
 
-    pub(super) async fn publish_ephemeral(
-        &self,
-        inline: Inline,
-        deadline: Instant,
-    ) -> Result<(), NodeError> {
+    pub(super) async fn publish_ephemeral(&self, inline: Inline, deadline: Instant) -> Result<(), NodeError> {
         let Inline { spec, mut publish } = inline;
         let directory = self.directory(&spec.volume);
         tokio::fs::create_dir_all(&directory).await.map_err(|source| NodeError::Directory {
@@ -67,7 +63,12 @@ impl NodeService {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => {
-                    return Err(NodeError::Directory { volume: volume.clone(), action: "remove", path, source });
+                    return Err(NodeError::Directory {
+                        volume: volume.clone(),
+                        action: "remove",
+                        path,
+                        source,
+                    });
                 }
             }
         }

@@ -5,9 +5,9 @@ use tokio::sync::Semaphore;
 use tonic::Code;
 
 use super::*;
-use crate::csi::fixture::{Cluster, FakeVolumes, NODE, settings};
 use crate::csi::proto::volume_capability::access_mode::Mode;
 use crate::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use crate::csi::tests::fixture::{Cluster, FakeVolumes, NODE, settings};
 
 struct Fixture {
     cluster: Cluster,
@@ -18,8 +18,7 @@ struct Fixture {
 async fn fixture_with(volumes: FakeVolumes, cluster: Cluster) -> Fixture {
     let volumes = Arc::new(volumes);
     let settings = settings(cluster.dir.path());
-    let service =
-        NodeService::new(volumes.clone(), cluster.store.clone(), settings, TaskTracker::new());
+    let service = NodeService::new(volumes.clone(), cluster.store.clone(), settings, TaskTracker::new());
     Fixture { cluster, volumes, service }
 }
 
@@ -49,7 +48,10 @@ fn publish_request(volume: &str, context: &[(&str, &str)]) -> proto::NodePublish
         staging_target_path: "/s".to_owned(),
         target_path: "/t".to_owned(),
         volume_capability: capability(),
-        volume_context: context.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect::<HashMap<_, _>>(),
+        volume_context: context
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect::<HashMap<_, _>>(),
         ..proto::NodePublishVolumeRequest::default()
     }
 }
@@ -59,7 +61,10 @@ const POD_VOLUME: &str = "csi-0123456789abcdef0123456789abcdef0123456789abcdef01
 
 fn inline_request(attributes: &[(&str, &str)]) -> proto::NodePublishVolumeRequest {
     let context: Vec<_> = attributes.iter().copied().chain([EPHEMERAL]).collect();
-    proto::NodePublishVolumeRequest { staging_target_path: String::new(), ..publish_request(POD_VOLUME, &context) }
+    proto::NodePublishVolumeRequest {
+        staging_target_path: String::new(),
+        ..publish_request(POD_VOLUME, &context)
+    }
 }
 
 impl Fixture {

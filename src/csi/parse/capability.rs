@@ -97,9 +97,7 @@ pub(in crate::csi) fn serves(granted: &[AccessMode], wanted: AccessMode) -> bool
         || (!wanted.multi_node() && granted.iter().any(writable_on_one))
 }
 
-fn access_mode(
-    given: Option<&proto::volume_capability::AccessMode>,
-) -> Result<AccessMode, InvalidRequest> {
+fn access_mode(given: Option<&proto::volume_capability::AccessMode>) -> Result<AccessMode, InvalidRequest> {
     const FIELD: &str = "volume_capability.access_mode";
     let number = given.ok_or_else(|| InvalidRequest::new(FIELD, "is required"))?.mode;
     match Mode::try_from(number) {
@@ -132,10 +130,14 @@ fn name(mode: AccessMode) -> &'static str {
 fn mount_flags(given: &[String]) -> Result<Vec<String>, InvalidRequest> {
     const FIELD: &str = "volume_capability.mount.mount_flags";
     // One flag may hold several, separated by commas, as in fstab.
-    let flags: Vec<String> =
-        given.iter().flat_map(|f| f.split(',')).map(str::trim).filter(|f| !f.is_empty()).map(str::to_owned).collect();
-    let unknown: Vec<&str> =
-        flags.iter().map(String::as_str).filter(|f| !MOUNT_FLAGS.contains(f)).collect();
+    let flags: Vec<String> = given
+        .iter()
+        .flat_map(|f| f.split(','))
+        .map(str::trim)
+        .filter(|f| !f.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let unknown: Vec<&str> = flags.iter().map(String::as_str).filter(|f| !MOUNT_FLAGS.contains(f)).collect();
     if unknown.is_empty() {
         return Ok(flags.into_iter().filter(|f| f != "defaults").collect());
     }

@@ -81,18 +81,14 @@ fn request_name(name: &str) -> Result<&str, InvalidRequest> {
 }
 
 /// Usable bytes wanted, and the most that is allowed.
-fn capacity_range(
-    range: Option<&proto::CapacityRange>,
-) -> Result<(Bytes, Option<Bytes>), InvalidRequest> {
+fn capacity_range(range: Option<&proto::CapacityRange>) -> Result<(Bytes, Option<Bytes>), InvalidRequest> {
     const REQUIRED: &str = "capacity_range.required_bytes";
     const LIMIT: &str = "capacity_range.limit_bytes";
     let Some(range) = range else {
         return Ok((DEFAULT_CAPACITY, None));
     };
     let bytes = |field, n: i64| {
-        u64::try_from(n)
-            .map(Bytes::new)
-            .map_err(|_| InvalidRequest::new(field, format!("{n} is negative")))
+        u64::try_from(n).map(Bytes::new).map_err(|_| InvalidRequest::new(field, format!("{n} is negative")))
     };
     let wanted = bytes(REQUIRED, range.required_bytes)?;
     let limit = bytes(LIMIT, range.limit_bytes)?;
@@ -205,7 +201,10 @@ pub(in crate::csi) fn node_of_topology(
             keys.sort_unstable();
             Err(InvalidRequest::new(
                 field,
-                format!("a topology needs the segment {TOPOLOGY_KEY} and no other, not [{}]", keys.join(", ")),
+                format!(
+                    "a topology needs the segment {TOPOLOGY_KEY} and no other, not [{}]",
+                    keys.join(", ")
+                ),
             ))
         }
     }

@@ -56,13 +56,19 @@ pub(in crate::csi) fn inline(
     let target = absolute_path("target_path", &request.target_path)?;
     let capability = capability(request.volume_capability.as_ref())?;
     if !request.staging_target_path.is_empty() {
-        return Err(InvalidRequest::new("staging_target_path", "an ephemeral volume is not staged by the caller"));
+        return Err(InvalidRequest::new(
+            "staging_target_path",
+            "an ephemeral volume is not staged by the caller",
+        ));
     }
     if capability.volume_mode() == VolumeMode::Block {
         return Err(InvalidRequest::new("volume_capability", "an ephemeral volume cannot be a block device"));
     }
     if context.contains_key(MOUNT_AT_BOOT) {
-        return Err(InvalidRequest::new(FIELD, format!("{MOUNT_AT_BOOT}: an ephemeral volume ends with its pod")));
+        return Err(InvalidRequest::new(
+            FIELD,
+            format!("{MOUNT_AT_BOOT}: an ephemeral volume ends with its pod"),
+        ));
     }
     let volume = VolumeId::from_request_name(name);
     let (parameters, capacity) = attributes(context, &capability)?;
@@ -107,7 +113,9 @@ fn attributes(
     if let Some(key) = ADMINISTRATORS_KEYS.iter().find(|key| given.contains_key(**key)) {
         return Err(InvalidRequest::new(
             FIELD,
-            format!("{key} can be set in a StorageClass only: use a generic ephemeral volume of such a class"),
+            format!(
+                "{key} can be set in a StorageClass only: use a generic ephemeral volume of such a class"
+            ),
         ));
     }
     match given.insert(PLACEMENT.to_owned(), "local".to_owned()).as_deref() {

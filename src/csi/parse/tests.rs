@@ -144,13 +144,14 @@ fn writers_on_many_nodes_are_refused_with_the_reason(#[case] mode: Mode) {
 
 #[test]
 fn an_incomplete_or_unknown_capability_is_refused_with_its_field() {
-    let unknown = VolumeCapability {
-        access_mode: Some(ProtoMode { mode: 99 }),
-        ..mount(Mode::SingleNodeWriter)
-    };
+    let unknown =
+        VolumeCapability { access_mode: Some(ProtoMode { mode: 99 }), ..mount(Mode::SingleNodeWriter) };
     let cases = [
         (None, "volume_capability"),
-        (Some(VolumeCapability { access_mode: None, ..mount(Mode::SingleNodeWriter) }), "volume_capability.access_mode"),
+        (
+            Some(VolumeCapability { access_mode: None, ..mount(Mode::SingleNodeWriter) }),
+            "volume_capability.access_mode",
+        ),
         (Some(mount(Mode::Unknown)), "volume_capability.access_mode"),
         (Some(unknown), "volume_capability.access_mode"),
         (Some(VolumeCapability { access_type: None, ..mount(Mode::SingleNodeWriter) }), "volume_capability"),
@@ -222,10 +223,12 @@ fn the_mount_group_is_a_number() {
 #[test]
 fn a_volume_that_one_node_may_write_serves_every_single_node_mode() {
     use AccessMode::{
-        MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeReaderOnly, SingleNodeSingleWriter, SingleNodeWriter,
+        MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeReaderOnly, SingleNodeSingleWriter,
+        SingleNodeWriter,
     };
     for granted in [SingleNodeWriter, SingleNodeSingleWriter, SingleNodeMultiWriter] {
-        for wanted in [SingleNodeWriter, SingleNodeReaderOnly, SingleNodeSingleWriter, SingleNodeMultiWriter] {
+        for wanted in [SingleNodeWriter, SingleNodeReaderOnly, SingleNodeSingleWriter, SingleNodeMultiWriter]
+        {
             assert!(serves(&[granted], wanted), "{granted:?} serves {wanted:?}");
         }
         assert!(!serves(&[granted], MultiNodeReaderOnly));
@@ -292,7 +295,8 @@ fn block_access_needs_one_branch_that_is_an_image() {
 
 #[test]
 fn what_is_not_served_yet_is_refused_by_its_field() {
-    let source = CreateVolumeRequest { volume_content_source: Some(VolumeContentSource::default()), ..request() };
+    let source =
+        CreateVolumeRequest { volume_content_source: Some(VolumeContentSource::default()), ..request() };
     assert_eq!(refused(&source).field, "volume_content_source");
     let mutable = CreateVolumeRequest { mutable_parameters: map(&[("a", "b")]), ..request() };
     assert_eq!(refused(&mutable).field, "mutable_parameters");

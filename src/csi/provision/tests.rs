@@ -1,5 +1,6 @@
+use super::compare::difference;
 use super::*;
-use crate::csi::fixture::{Cluster, NODE, ROOM, bind, node, plan, plan_on};
+use crate::csi::tests::fixture::{Cluster, NODE, ROOM, bind, node, plan, plan_on};
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::store::object::Attachment;
 
@@ -159,11 +160,8 @@ async fn an_attached_volume_is_not_deleted() {
 }
 
 fn existing(change: impl Fn(&mut VolumeSplit)) -> VolumeSplit {
-    let mut split = VolumeSplit {
-        meta: Meta::new("pvc-1"),
-        spec: wanted("pvc-1"),
-        status: VolumeSplitStatus::default(),
-    };
+    let mut split =
+        VolumeSplit { meta: Meta::new("pvc-1"), spec: wanted("pvc-1"), status: VolumeSplitStatus::default() };
     plan(&mut split);
     bind(&mut split);
     change(&mut split);
@@ -187,8 +185,7 @@ fn what_differs_from_an_existing_volume_is_named() {
         (|s| drop(s.spec.parameters.insert("a".to_owned(), "b".to_owned())), Some("parameters: a")),
         (|s| plan_on(s, "elsewhere"), Some("accessibility_requirements")),
     ];
-    let want =
-        VolumeSplitSpec { limit: Some(Bytes::gib(2)), topology: vec![node(NODE)], ..wanted("pvc-1") };
+    let want = VolumeSplitSpec { limit: Some(Bytes::gib(2)), topology: vec![node(NODE)], ..wanted("pvc-1") };
     for (index, (change, expected)) in cases.into_iter().enumerate() {
         let told = difference(&existing(change), &want);
         match expected {

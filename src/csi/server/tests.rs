@@ -6,10 +6,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 
 use super::*;
-use crate::csi::fixture::{Cluster, FakeVolumes, NODE, node, settings};
 use crate::csi::proto;
 use crate::csi::proto::identity_client::IdentityClient;
 use crate::csi::proto::node_client::NodeClient;
+use crate::csi::tests::fixture::{Cluster, FakeVolumes, NODE, node, settings};
 
 fn path(dir: &tempfile::TempDir) -> PathBuf {
     dir.path().join("csi.sock")

@@ -67,7 +67,11 @@ fn in_flight() -> InFlight {
 #[test]
 fn a_request_that_is_wrong_is_corrected_and_one_that_is_early_is_repeated() {
     assert_eq!(next(&invalid()), Next::Corrects);
-    assert_eq!(in_flight().code(), Code::Aborted, "the specification's code for an operation that is pending");
+    assert_eq!(
+        in_flight().code(),
+        Code::Aborted,
+        "the specification's code for an operation that is pending"
+    );
 }
 
 #[test]
@@ -88,7 +92,10 @@ fn a_volume_that_is_being_made_or_removed_is_waited_for_and_one_without_room_is_
     assert_eq!(next(&ProvisionError::Deleting { volume: volume.clone() }), Next::Repeats);
     assert_eq!(next(&ProvisionError::Vanished { volume: volume.clone() }), Next::Repeats);
     assert_eq!(next(&ProvisionError::Differs { volume: volume.clone(), difference: text() }), Next::Corrects);
-    assert_eq!(next(&ProvisionError::Attached { volume: volume.clone(), nodes: vec![] }), Next::ChangesTheState);
+    assert_eq!(
+        next(&ProvisionError::Attached { volume: volume.clone(), nodes: vec![] }),
+        Next::ChangesTheState
+    );
     assert_eq!(next(&ProvisionError::Store { source: down() }), Next::Repeats);
     let no_room =
         ProvisionError::NoRoom { volume, requested: Bytes::gib(2), largest: Bytes::gib(1), reason: text() };
@@ -101,7 +108,10 @@ fn attaching_is_refused_in_a_way_that_says_what_must_change() {
     let cases = [
         (ControllerError::Invalid { source: invalid() }, Next::Corrects),
         (ControllerError::InFlight { source: in_flight() }, Next::Repeats),
-        (ControllerError::Provision { source: ProvisionError::Deleting { volume: volume.clone() } }, Next::Repeats),
+        (
+            ControllerError::Provision { source: ProvisionError::Deleting { volume: volume.clone() } },
+            Next::Repeats,
+        ),
         (ControllerError::Store { source: down() }, Next::Repeats),
         (ControllerError::UnknownVolume { volume: text() }, Next::Forgets),
         (ControllerError::UnknownNode { node: text() }, Next::Forgets),
@@ -150,14 +160,18 @@ fn a_node_that_cannot_mount_says_whether_waiting_helps() {
 #[test]
 fn what_may_be_half_done_on_a_node_is_never_taken_for_not_done() {
     let volume = volume();
-    let unfinished = NodeError::Ephemeral { source: VolumeError::Union { volume: volume.clone(), reason: text() } };
+    let unfinished =
+        NodeError::Ephemeral { source: VolumeError::Union { volume: volume.clone(), reason: text() } };
     assert_eq!(next(&unfinished), Next::Repeats, "the kubelet unpublishes, which removes the volume");
     assert_eq!(next(&NodeError::Stopping { volume: text() }), Next::Repeats);
     assert_eq!(next(&NodeError::InFlight { source: in_flight() }), Next::Repeats);
     assert_eq!(next(&NodeError::Invalid { source: invalid() }), Next::Corrects);
     assert_eq!(next(&NodeError::UnknownVolume { volume: text() }), Next::Forgets);
     assert_eq!(next(&NodeError::StagingPathMissing { volume: text() }), Next::ChangesTheState);
-    assert_eq!(next(&NodeError::Volume { source: VolumeError::Unknown { volume: volume.clone() } }), Next::Forgets);
+    assert_eq!(
+        next(&NodeError::Volume { source: VolumeError::Unknown { volume: volume.clone() } }),
+        Next::Forgets
+    );
     let vanished = NodeError::Provision { source: ProvisionError::Vanished { volume: volume.clone() } };
     assert_eq!(next(&vanished), Next::Repeats);
     let source = std::io::Error::other("why");

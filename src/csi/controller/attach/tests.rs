@@ -4,8 +4,7 @@ use super::*;
 use crate::domain::volume::AccessMode;
 
 fn volume(attached: &[(&str, AccessMode)]) -> VolumeSplit {
-    let branch =
-        json!({"index": 0, "node": "a", "pool": "p", "size": 1, "usable": 1, "format": "directory"});
+    let branch = json!({"index": 0, "node": "a", "pool": "p", "size": 1, "usable": 1, "format": "directory"});
     let mut split: VolumeSplit = serde_json::from_value(json!({
         "meta": {"name": "pvc-1"},
         "spec": {"volume": "pvc-1", "requestName": "pvc-1", "capacity": 1, "branches": [branch],

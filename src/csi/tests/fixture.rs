@@ -1,6 +1,6 @@
 //! A store with stand-ins for the other roles, for the tests of the services.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
-use super::Settings;
-use super::node::VolumesOnNode;
+use crate::csi::Settings;
+use crate::csi::node::VolumesOnNode;
 use crate::domain::split::{BranchFormat, PlannedBranch};
 use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::node::volume::{PublishRequest, StageRequest, Usage, VolumeError, VolumeStats};
@@ -19,12 +19,12 @@ use crate::store::object::{StorageNode, VolumeSplit, pending, set_condition};
 use crate::store::{Event, Selector, Store, StoreError};
 
 /// The node of the tests, with a pool of [`ROOM`].
-pub(super) const NODE: &str = "here";
+pub(in crate::csi) const NODE: &str = "here";
 
 /// The largest volume that fits.
-pub(super) const ROOM: Bytes = Bytes::gib(8);
+pub(in crate::csi) const ROOM: Bytes = Bytes::gib(8);
 
-pub(super) fn settings(dir: &Path) -> Settings {
+pub(in crate::csi) fn settings(dir: &Path) -> Settings {
     Settings {
         node: node(NODE),
         create_timeout: Duration::from_secs(20),
@@ -33,14 +33,14 @@ pub(super) fn settings(dir: &Path) -> Settings {
     }
 }
 
-pub(super) fn node(name: &str) -> NodeName {
+pub(in crate::csi) fn node(name: &str) -> NodeName {
     name.parse().unwrap()
 }
 
 /// A store, and the directory that it goes with.
-pub(super) struct Cluster {
-    pub(super) store: Arc<dyn Store>,
-    pub(super) dir: tempfile::TempDir,
+pub(in crate::csi) struct Cluster {
+    pub(in crate::csi) store: Arc<dyn Store>,
+    pub(in crate::csi) dir: tempfile::TempDir,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -54,7 +54,7 @@ impl Drop for Cluster {
 
 impl Cluster {
     /// A store with one node, and nobody who acts.
-    pub(super) async fn idle() -> Self {
+    pub(in crate::csi) async fn idle() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store.redb");
         let store: Arc<dyn Store> = Arc::new(LocalStore::open(&path).unwrap());
@@ -64,18 +64,18 @@ impl Cluster {
     }
 
     /// A store with one node, and a splitter that plans, binds and removes at once.
-    pub(super) async fn busy() -> Self {
+    pub(in crate::csi) async fn busy() -> Self {
         let mut cluster = Self::idle().await;
         cluster.start_splitter();
         cluster
     }
 
-    pub(super) fn start_splitter(&mut self) {
+    pub(in crate::csi) fn start_splitter(&mut self) {
         let store = self.store.clone();
         self.tasks.push(tokio::spawn(async move { split_all(&*store).await }));
     }
 
-    pub(super) async fn add_node(&self, name: &str) {
+    pub(in crate::csi) async fn add_node(&self, name: &str) {
         let node: StorageNode = serde_json::from_value(json!({
             "meta": {"name": name},
             "spec": {"node": name},
@@ -86,12 +86,12 @@ impl Cluster {
         self.store.nodes().update_status(StorageNode { meta: made.meta, ..node }).await.unwrap();
     }
 
-    pub(super) async fn split(&self, name: &str) -> Option<VolumeSplit> {
+    pub(in crate::csi) async fn split(&self, name: &str) -> Option<VolumeSplit> {
         self.store.splits().get(name).await.unwrap()
     }
 
     /// Changes the volume as another role would.
-    pub(super) async fn change(&self, name: &str, change: impl Fn(&mut VolumeSplit)) {
+    pub(in crate::csi) async fn change(&self, name: &str, change: impl Fn(&mut VolumeSplit)) {
         loop {
             let mut split = self.split(name).await.unwrap();
             change(&mut split);
@@ -103,7 +103,7 @@ impl Cluster {
         }
     }
 
-    pub(super) async fn change_status(&self, name: &str, change: impl Fn(&mut VolumeSplit)) {
+    pub(in crate::csi) async fn change_status(&self, name: &str, change: impl Fn(&mut VolumeSplit)) {
         loop {
             let mut split = self.split(name).await.unwrap();
             change(&mut split);
@@ -150,11 +150,11 @@ async fn advance(store: &dyn Store, mut split: VolumeSplit) -> Result<(), StoreE
     Ok(())
 }
 
-pub(super) fn plan(split: &mut VolumeSplit) {
+pub(in crate::csi) fn plan(split: &mut VolumeSplit) {
     plan_on(split, NODE);
 }
 
-pub(super) fn plan_on(split: &mut VolumeSplit, name: &str) {
+pub(in crate::csi) fn plan_on(split: &mut VolumeSplit, name: &str) {
     split.spec.branches = vec![PlannedBranch {
         index: 0,
         node: node(name),
@@ -166,19 +166,19 @@ pub(super) fn plan_on(split: &mut VolumeSplit, name: &str) {
     }];
 }
 
-pub(super) fn bind(split: &mut VolumeSplit) {
+pub(in crate::csi) fn bind(split: &mut VolumeSplit) {
     split.status.capacity = split.spec.capacity;
     set_condition(&mut split.status.conditions, Timestamp::UNIX_EPOCH, "Ready", true, "Bound", "");
 }
 
 /// Volumes on a node that remember what was called, and fail when they are told to.
 #[derive(Default)]
-pub(super) struct FakeVolumes {
-    pub(super) calls: Mutex<Vec<String>>,
-    pub(super) fail: Mutex<Option<&'static str>>,
+pub(in crate::csi) struct FakeVolumes {
+    pub(in crate::csi) calls: Mutex<Vec<String>>,
+    pub(in crate::csi) fail: Mutex<Option<&'static str>>,
     /// A call waits for it, where there is one.
-    pub(super) gate: Option<Arc<tokio::sync::Semaphore>>,
-    pub(super) ready: Mutex<Option<String>>,
+    pub(in crate::csi) gate: Option<Arc<tokio::sync::Semaphore>>,
+    pub(in crate::csi) ready: Mutex<Option<String>>,
 }
 
 impl FakeVolumes {
@@ -197,7 +197,7 @@ impl FakeVolumes {
         }
     }
 
-    pub(super) fn taken(&self) -> Vec<String> {
+    pub(in crate::csi) fn taken(&self) -> Vec<String> {
         std::mem::take(&mut self.calls.lock().unwrap())
     }
 }
@@ -223,7 +223,7 @@ impl VolumesOnNode for FakeVolumes {
     }
 
     async fn stats(&self, volume: &VolumeId, path: &Path) -> Result<VolumeStats, VolumeError> {
-        if path != PathBuf::from("/t") {
+        if path != Path::new("/t") {
             return Err(VolumeError::Unknown { volume: volume.clone() });
         }
         let bytes = Usage { total: 10, used: 4, available: 6 };

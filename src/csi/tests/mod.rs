@@ -1,0 +1,3 @@
+//! What the tests of the services share.
+
+pub(super) mod fixture;
