@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+<<<<<<< HEAD
 use super::object::{Branch, StorageNode, VolumeSplit};
 use crate::domain::pool::{PoolView, allocatable};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName};
@@ -17,12 +18,52 @@ use crate::domain::{BranchId, Bytes, NodeName, PoolName};
 pub fn pool_views(nodes: &[StorageNode], splits: &[VolumeSplit], branches: &[Branch]) -> Vec<PoolView> {
     let known = promised(splits, branches);
     nodes.iter().flat_map(|node| of_node(node, &known)).collect()
+=======
+use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit};
+use crate::domain::pool::{PoolReport, PoolView, allocatable};
+use crate::domain::{BranchId, Bytes, NodeName, PoolName};
+
+/// The pools of all nodes as a planner is to see them.
+///
+/// What is promised of a pool is the sum of the sizes of the branches that are planned there or exist there, each once; it
+/// does not come from the nodes' reports, which know nothing of what was planned since. A branch that its node refused
+/// takes no room, though its plan still names it.
+#[must_use]
+pub fn pool_views(nodes: &[StorageNode], splits: &[VolumeSplit], branches: &[Branch]) -> Vec<PoolView> {
+    let promised = promised(splits, branches);
+    let of_node = |node: &StorageNode| {
+        pools_of(node, |pool| promised.get(&(&node.spec.node, pool)).copied().unwrap_or_default())
+    };
+    nodes.iter().flat_map(of_node).collect()
+}
+
+/// The pools of one node, given what is promised of each, by the store.
+///
+/// The report's `free` and `occupied` were measured at one moment. Where `occupied` exceeds what is promised (a branch
+/// went since), it is limited to it, which understates what is free until the node reports anew and never overstates it.
+#[must_use]
+pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Vec<PoolView> {
+    let pools = &node.status.pools;
+    let view = |report: &PoolReport| {
+        let mut pool = report.clone();
+        pool.promised = pools
+            .iter()
+            .filter(|p| p.name == pool.name || (!p.device.is_empty() && p.device == pool.device))
+            .fold(Bytes::ZERO, |sum, p| sum.saturating_add(promised(&p.name)));
+        pool.occupied = pool.occupied.min(pool.promised);
+        pool.allocatable =
+            Some(allocatable(pool.total, pool.free, pool.reserve, pool.promised, pool.occupied));
+        PoolView { node: node.spec.node.clone(), node_labels: node.status.labels.clone(), pool }
+    };
+    pools.iter().map(view).collect()
+>>>>>>> csi
 }
 
 type Promised<'a> = BTreeMap<(&'a NodeName, &'a PoolName), Bytes>;
 
 fn promised<'a>(splits: &'a [VolumeSplit], branches: &'a [Branch]) -> Promised<'a> {
     let planned = splits.iter().flat_map(|split| {
+<<<<<<< HEAD
         split.spec.branches.iter().map(|b| (split.spec.volume.branch(b.index), &b.node, &b.pool, b.size))
     });
     let existing = branches.iter().map(|b| (b.spec.id.clone(), &b.spec.node, &b.spec.pool, b.spec.size));
@@ -30,12 +71,24 @@ fn promised<'a>(splits: &'a [VolumeSplit], branches: &'a [Branch]) -> Promised<'
         planned.chain(existing).map(|(id, node, pool, size)| ((id, node, pool), size)).collect();
     let mut sums = Promised::new();
     for ((_, node, pool), size) in each {
+=======
+        split.spec.branches.iter().map(|b| (split.spec.volume.branch(b.index), (&b.node, &b.pool, b.size)))
+    });
+    let existing = branches.iter().map(|b| (b.spec.id.clone(), (&b.spec.node, &b.spec.pool, b.spec.size)));
+    let mut each: BTreeMap<BranchId, (&NodeName, &PoolName, Bytes)> = planned.chain(existing).collect();
+    for refused in branches.iter().filter(|b| b.status.phase == BranchPhase::Refused) {
+        each.remove(&refused.spec.id);
+    }
+    let mut sums = Promised::new();
+    for (node, pool, size) in each.into_values() {
+>>>>>>> csi
         let sum = sums.entry((node, pool)).or_default();
         *sum = sum.saturating_add(size);
     }
     sums
 }
 
+<<<<<<< HEAD
 fn of_node(node: &StorageNode, known: &Promised<'_>) -> Vec<PoolView> {
     let pools = &node.status.pools;
     let in_pool = |pool| known.get(&(&node.spec.node, pool)).copied().unwrap_or_default();
@@ -55,6 +108,8 @@ fn of_node(node: &StorageNode, known: &Promised<'_>) -> Vec<PoolView> {
     (0..pools.len()).filter_map(view).collect()
 }
 
+=======
+>>>>>>> csi
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -134,8 +189,22 @@ mod tests {
     }
 
     #[test]
+<<<<<<< HEAD
     fn a_node_that_offers_less_is_believed() {
         let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 100, "allocatable": 5}]))];
         assert_eq!(free(&pool_views(&nodes, &[], &[]), "a"), 5);
+=======
+    fn a_branch_that_was_refused_takes_no_room() {
+        let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 100}]))];
+        let mut refused = branch("v", 0, "n", "a", 30);
+        refused.status.phase = BranchPhase::Refused;
+        assert_eq!(free(&pool_views(&nodes, &[split("v", &[(0, "n", "a", 30)])], &[refused]), "a"), 100);
+    }
+
+    #[test]
+    fn a_report_from_before_a_branch_went_understates_and_never_overstates() {
+        let pool = json!([{"name": "a", "total": 100, "free": 60, "promised": 40, "occupied": 40, "allocatable": 60}]);
+        assert_eq!(free(&pool_views(&[node("n", pool)], &[], &[]), "a"), 60);
+>>>>>>> csi
     }
 }

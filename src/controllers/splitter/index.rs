@@ -19,10 +19,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
-use crate::domain::pool::{PoolView, allocatable};
+use crate::domain::pool::PoolView;
 use crate::domain::split::PlannedBranch;
 use crate::domain::{Bytes, NodeName, PoolName};
 use crate::store::object::{Branch, BranchPhase, StorageNode, Version, VolumeSplit};
+use crate::store::view::pools_of;
 
 /// A pool of a node.
 pub(super) type PoolKey = (NodeName, PoolName);
@@ -255,24 +256,9 @@ impl Index {
 
     fn views_of(&self, name: &str) -> Vec<PoolView> {
         let Some(node) = self.nodes.get(name) else { return Vec::new() };
-        let promised_of = |pool: &PoolName| {
-            self.promised.get(&(node.spec.node.clone(), pool.clone())).copied().unwrap_or(Bytes::ZERO)
-        };
-        let pools = &node.status.pools;
-        pools
-            .iter()
-            .map(|report| {
-                let mut pool = report.clone();
-                pool.promised = pools
-                    .iter()
-                    .filter(|p| p.name == pool.name || (!p.device.is_empty() && p.device == pool.device))
-                    .fold(Bytes::ZERO, |sum, p| sum.saturating_add(promised_of(&p.name)));
-                pool.occupied = pool.occupied.min(pool.promised);
-                pool.allocatable =
-                    Some(allocatable(pool.total, pool.free, pool.reserve, pool.promised, pool.occupied));
-                PoolView { node: node.spec.node.clone(), node_labels: node.status.labels.clone(), pool }
-            })
-            .collect()
+        pools_of(node, |pool| {
+            self.promised.get(&(node.spec.node.clone(), pool.clone())).copied().unwrap_or_default()
+        })
     }
 }
 
