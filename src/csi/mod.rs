@@ -30,10 +30,6 @@ use tokio::time::Instant;
 use crate::domain::NodeName;
 
 pub use controller::ControllerService;
-<<<<<<< HEAD
-pub use counters::CsiCounters;
-=======
->>>>>>> csi
 pub use identity::IdentityService;
 pub use node::{NodeService, VolumesOnNode};
 pub use server::{BindError, ServeError, Services, Socket, bind, serve};
