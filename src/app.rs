@@ -136,7 +136,7 @@ async fn serve(config: Config) -> Result<(), AppError> {
     let store = open_store(&state).await?;
     let parts = Parts::new(&host, &config, store.clone()).await?;
     let stop = CancellationToken::new();
-    let counters = Arc::new(csi::CsiCounters::default());
+    let counters = Arc::new(csi::counters::CsiCounters::default());
     let mut tasks: JoinSet<Result<(), AppError>> = JoinSet::new();
 
     let splitter = Splitter::new(store.clone(), Timestamp::now);
@@ -269,7 +269,7 @@ fn services(
     config: &Config,
     parts: &Parts,
     store: Arc<dyn Store>,
-    counters: Arc<csi::CsiCounters>,
+    counters: Arc<csi::counters::CsiCounters>,
 ) -> csi::Services {
     let settings = csi::Settings {
         node: config.node.clone(),

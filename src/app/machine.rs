@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::controllers::splitter::SplitterCounters;
-use crate::csi::CsiCounters;
+use crate::csi::counters::CsiCounters;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
 use crate::http::Machine;

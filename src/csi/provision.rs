@@ -259,23 +259,11 @@ pub(super) fn is_ready(split: &VolumeSplit) -> bool {
     condition(&split.status.conditions, "Ready").is_some_and(|c| c.status)
 }
 
-<<<<<<< HEAD
-/// Usable bytes of the volume, as far as they are known.
-pub(super) fn capacity(split: &VolumeSplit) -> Bytes {
-    if !split.status.capacity.is_zero() {
-        return split.status.capacity;
-    }
-    if split.spec.branches.is_empty() {
-        return split.spec.capacity;
-    }
-    split.spec.branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.usable))
-=======
 /// Usable bytes of the volume: those of its plan. While the plan is not whole, what it will have at least; while a branch
 /// is lost, still what it has when it is complete.
 pub(super) fn capacity(split: &VolumeSplit) -> Bytes {
     let planned = split.spec.branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.usable));
     planned.max(split.spec.capacity)
->>>>>>> csi
 }
 
 /// Nodes that a volume can be used on: those that hold all of its branches, because no branch can be reached from
@@ -299,11 +287,7 @@ fn no_room(split: &VolumeSplit) -> ProvisionError {
 
 /// What stands in the way, for people.
 fn waits_for(split: &VolumeSplit) -> String {
-<<<<<<< HEAD
-    let told: Vec<&str> = ["ReplicaFailure", "Pending", "ReplicaProgressing"]
-=======
     let told: Vec<&str> = ["Degraded", "ReplicaFailure", "Pending", "ReplicaProgressing"]
->>>>>>> csi
         .into_iter()
         .filter_map(|kind| condition(&split.status.conditions, kind))
         .filter(|c| c.status && !c.message.is_empty())

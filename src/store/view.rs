@@ -2,23 +2,6 @@
 
 use std::collections::BTreeMap;
 
-<<<<<<< HEAD
-use super::object::{Branch, StorageNode, VolumeSplit};
-use crate::domain::pool::{PoolView, allocatable};
-use crate::domain::{BranchId, Bytes, NodeName, PoolName};
-
-/// The pools of all nodes as the planner is to see them: what their nodes measured, less what is promised to branches
-/// that those figures cannot hold yet.
-///
-/// A node counts the branches it has; a plan promises more before the node has seen it, and the report of a node is older
-/// than the plan. So each device has promised the larger of what its node counted and what the store knows: planned
-/// branches and existing ones, each once. Where both are incomplete in different ways this can be too little, never for
-/// long, and the node refuses what does not fit.
-#[must_use]
-pub fn pool_views(nodes: &[StorageNode], splits: &[VolumeSplit], branches: &[Branch]) -> Vec<PoolView> {
-    let known = promised(splits, branches);
-    nodes.iter().flat_map(|node| of_node(node, &known)).collect()
-=======
 use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit};
 use crate::domain::pool::{PoolReport, PoolView, allocatable};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName};
@@ -56,22 +39,12 @@ pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Ve
         PoolView { node: node.spec.node.clone(), node_labels: node.status.labels.clone(), pool }
     };
     pools.iter().map(view).collect()
->>>>>>> csi
 }
 
 type Promised<'a> = BTreeMap<(&'a NodeName, &'a PoolName), Bytes>;
 
 fn promised<'a>(splits: &'a [VolumeSplit], branches: &'a [Branch]) -> Promised<'a> {
     let planned = splits.iter().flat_map(|split| {
-<<<<<<< HEAD
-        split.spec.branches.iter().map(|b| (split.spec.volume.branch(b.index), &b.node, &b.pool, b.size))
-    });
-    let existing = branches.iter().map(|b| (b.spec.id.clone(), &b.spec.node, &b.spec.pool, b.spec.size));
-    let each: BTreeMap<(BranchId, &NodeName, &PoolName), Bytes> =
-        planned.chain(existing).map(|(id, node, pool, size)| ((id, node, pool), size)).collect();
-    let mut sums = Promised::new();
-    for ((_, node, pool), size) in each {
-=======
         split.spec.branches.iter().map(|b| (split.spec.volume.branch(b.index), (&b.node, &b.pool, b.size)))
     });
     let existing = branches.iter().map(|b| (b.spec.id.clone(), (&b.spec.node, &b.spec.pool, b.spec.size)));
@@ -81,35 +54,12 @@ fn promised<'a>(splits: &'a [VolumeSplit], branches: &'a [Branch]) -> Promised<'
     }
     let mut sums = Promised::new();
     for (node, pool, size) in each.into_values() {
->>>>>>> csi
         let sum = sums.entry((node, pool)).or_default();
         *sum = sum.saturating_add(size);
     }
     sums
 }
 
-<<<<<<< HEAD
-fn of_node(node: &StorageNode, known: &Promised<'_>) -> Vec<PoolView> {
-    let pools = &node.status.pools;
-    let in_pool = |pool| known.get(&(&node.spec.node, pool)).copied().unwrap_or_default();
-    let view = |index: usize| {
-        let mut pool = pools.get(index)?.clone();
-        let sharing = pools
-            .iter()
-            .enumerate()
-            .filter(|(i, p)| *i == index || (!pool.device.is_empty() && p.device == pool.device));
-        let on_device = sharing.fold(Bytes::ZERO, |sum, (_, p)| sum.saturating_add(in_pool(&p.name)));
-        pool.promised = pool.promised.max(on_device);
-        let computed = allocatable(pool.total, pool.free, pool.reserve, pool.promised, pool.occupied);
-        // The node may know of more that stands in the way, never of less.
-        pool.allocatable = Some(pool.allocatable.map_or(computed, |told| told.min(computed)));
-        Some(PoolView { node: node.spec.node.clone(), node_labels: node.status.labels.clone(), pool })
-    };
-    (0..pools.len()).filter_map(view).collect()
-}
-
-=======
->>>>>>> csi
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -189,11 +139,6 @@ mod tests {
     }
 
     #[test]
-<<<<<<< HEAD
-    fn a_node_that_offers_less_is_believed() {
-        let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 100, "allocatable": 5}]))];
-        assert_eq!(free(&pool_views(&nodes, &[], &[]), "a"), 5);
-=======
     fn a_branch_that_was_refused_takes_no_room() {
         let nodes = [node("n", json!([{"name": "a", "total": 100, "free": 100}]))];
         let mut refused = branch("v", 0, "n", "a", 30);
@@ -205,6 +150,5 @@ mod tests {
     fn a_report_from_before_a_branch_went_understates_and_never_overstates() {
         let pool = json!([{"name": "a", "total": 100, "free": 60, "promised": 40, "occupied": 40, "allocatable": 60}]);
         assert_eq!(free(&pool_views(&[node("n", pool)], &[], &[]), "a"), 60);
->>>>>>> csi
     }
 }

@@ -171,13 +171,6 @@ fn existing(change: impl Fn(&mut VolumeSplit)) -> VolumeSplit {
 #[test]
 fn what_differs_from_an_existing_volume_is_named() {
     type Change = fn(&mut VolumeSplit);
-<<<<<<< HEAD
-    let cases: [(Change, Option<&str>); 12] = [
-        (|_| {}, None),
-        (|s| s.status.capacity = Bytes::gib(2), None),
-        (|s| s.status.capacity = Bytes::mib(1), Some("required_bytes")),
-        (|s| s.status.capacity = Bytes::gib(3), Some("limit_bytes")),
-=======
     let cases: [(Change, Option<&str>); 13] = [
         (|_| {}, None),
         (|s| s.status.capacity = Bytes::ZERO, None),
@@ -187,7 +180,6 @@ fn what_differs_from_an_existing_volume_is_named() {
             Some("required_bytes"),
         ),
         (|s| s.spec.branches[0].usable = Bytes::gib(3), Some("limit_bytes")),
->>>>>>> csi
         (|s| s.spec.request_name = "other".to_owned(), Some("\"other\"")),
         (|s| s.spec.ephemeral = true, Some("ephemeral")),
         (|s| s.spec.volume_mode = VolumeMode::Block, Some("mode Block")),
