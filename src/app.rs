@@ -226,20 +226,6 @@ impl Parts {
             Arc::new(probe.await.map_err(|_| AppError::Task { task: "the test of mergerfs" })?)
         };
         let abilities = unions.abilities();
-        match (&abilities.mergerfs_version, &abilities.mergerfs_problem) {
-            (Some(version), _) => tracing::info!(
-                mergerfs.version = version,
-                mergerfs.passthrough = abilities.passthrough,
-                mergerfs.direct_read = abilities.direct_read,
-                mergerfs.direct_write = abilities.direct_write,
-                overlay = abilities.overlay,
-                "unions can be made"
-            ),
-            (None, problem) => tracing::warn!(
-                problem = problem.as_deref().unwrap_or("unknown"),
-                "volumes of several branches cannot be mounted here"
-            ),
-        }
         let (kernel, _) = host.kernel().context(HostSnafu { action: "read the kernel's version" })?;
         let facts = NodeFacts {
             labels: config.node_labels.clone(),
@@ -318,8 +304,7 @@ async fn critical(
 /// Waits for SIGTERM, SIGINT, or the first task that fails.
 async fn until_told_or_failed(tasks: &mut JoinSet<Result<(), AppError>>) -> Result<(), AppError> {
     let listen = |kind| signal(kind).context(ProcessSnafu { action: "listen for signals" });
-    let (mut terminate, mut interrupt) =
-        (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
     tokio::select! {
         _ = terminate.recv() => { tracing::info!("told to stop (SIGTERM)"); Ok(()) }
         _ = interrupt.recv() => { tracing::info!("told to stop (SIGINT)"); Ok(()) }

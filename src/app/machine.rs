@@ -60,9 +60,11 @@ impl Machine for LocalMachine {
     }
 
     fn counters(&self) -> Counters {
-        let csi = self.csi.snapshot().into_iter().map(|m| {
-            (m.method, MethodCalls { codes: m.codes, buckets: m.buckets, seconds: m.seconds })
-        });
+        let csi = self
+            .csi
+            .snapshot()
+            .into_iter()
+            .map(|m| (m.method, MethodCalls { codes: m.codes, buckets: m.buckets, seconds: m.seconds }));
         let splits = self.splits.read();
         Counters {
             csi: csi.collect(),

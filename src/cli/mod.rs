@@ -150,7 +150,11 @@ impl CliError {
     const fn code(&self) -> u8 {
         match self {
             Self::Config { .. } | Self::Usage { .. } | Self::Question { .. } => USAGE,
-            Self::Agent { .. } | Self::NoAgent { .. } | Self::Answer { .. } | Self::Refused { .. } | Self::Output { .. } => FAILED,
+            Self::Agent { .. }
+            | Self::NoAgent { .. }
+            | Self::Answer { .. }
+            | Self::Refused { .. }
+            | Self::Output { .. } => FAILED,
         }
     }
 }

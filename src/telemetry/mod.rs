@@ -7,6 +7,7 @@ mod gather;
 pub mod table;
 
 use std::collections::BTreeMap;
+use std::io::IsTerminal;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
@@ -29,7 +30,10 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 /// first subscriber stays.
 pub fn init(filter: &str, json: bool) {
     let filter = EnvFilter::new(filter);
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .with_writer(std::io::stderr);
     // Only a second call can fail, and what it wanted exists then.
     let _ = if json { builder.json().flatten_event(true).try_init() } else { builder.try_init() };
 }
