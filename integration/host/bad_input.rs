@@ -208,7 +208,7 @@ async fn concurrent_calls_for_one_volume_give_one_volume_and_never_a_mess() {
     let calls: Vec<_> = (0..16)
         .map(|_| {
             let mut csi = csi.clone();
-            tokio::spawn(async move { csi.create(&small("same", 200)).await.map(|v| v.volume_id) })
+            tokio::spawn(async move { csi.create(&small("same", 300)).await.map(|v| v.volume_id) })
         })
         .collect();
     let mut made = 0;
@@ -277,7 +277,7 @@ async fn a_pool_that_is_full_read_only_or_gone_is_told_so_and_never_written_to()
         .args(["-l", "100M", &filler.display().to_string()])
         .output()
         .expect("fallocate");
-    refused(csi.create(&small("too-much", 120)).await, Code::ResourceExhausted, &["disk0"]);
+    refused(csi.create(&small("too-much", 200)).await, Code::ResourceExhausted, &["disk0"]);
     fs::remove_file(&filler).expect("the filler");
 
     // Read-only: no new branch there.

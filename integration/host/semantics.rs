@@ -246,6 +246,15 @@ fn probes() -> BTreeMap<&'static str, Probe> {
             .output()?;
         Ok(String::from_utf8_lossy(&out.stdout).trim() == "65534")
     });
+    all.insert("users other than root, and what their permissions allow", |d| {
+        fs::set_permissions(d, fs::Permissions::from_mode(0o777))?;
+        fresh(d, "secret", b"root's")?;
+        fs::set_permissions(d.join("secret"), fs::Permissions::from_mode(0o600))?;
+        let script = "echo mine > own && test \"$(cat own)\" = mine && mkdir sub && echo x > sub/f && rm -r sub && ! cat secret";
+        let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script];
+        let out = Command::new("setpriv").args(user).current_dir(d).output()?;
+        Ok(out.status.success() && fs::metadata(d.join("own"))?.uid() == 65534)
+    });
     all.insert("named pipes and sockets", |d| {
         rustix::fs::mknodat(rustix::fs::CWD, d.join("p"), rustix::fs::FileType::Fifo, Mode::from(0o600), 0)?;
         let _socket = std::os::unix::net::UnixListener::bind(d.join("s"))?;
@@ -297,7 +306,13 @@ async fn users_get_what_the_semantics_page_says() {
     let quantum = ("splitQuantum", "16Mi");
     let mut places = Vec::new();
     for (name, count) in [("one", "1"), ("several", "3")] {
-        let parameters = [quantum, ("minBranches", count), ("strategy", "balanced")];
+        let parameters = [
+            quantum,
+            ("minBranches", count),
+            ("maxBranches", count),
+            ("strategy", "balanced"),
+            ("branchFormat", "image"),
+        ];
         let id =
             csi.create(&Wanted::new(name, 100 << 20, &parameters)).await.expect("CreateVolume").volume_id;
         csi.stage(&id, AccessMode::SingleNodeWriter).await.expect("NodeStageVolume");
@@ -328,7 +343,11 @@ async fn users_get_what_the_semantics_page_says() {
             let dir = place.join("probe");
             fs::create_dir(&dir).expect("a directory for the probe");
             let result = probe(&dir);
-            fs::remove_dir_all(&dir).unwrap_or_else(|e| panic!("{row}: {e}"));
+            fs::remove_dir_all(&dir).unwrap_or_else(|e| {
+                let left: Vec<_> =
+                    fs::read_dir(&dir).map(|d| d.flatten().map(|e| e.path()).collect()).unwrap_or_default();
+                panic!("{row}: {e}; {} still holds {left:?}", dir.display())
+            });
             let found = matches!(result, Ok(true));
             let claimed = match claim.as_str() {
                 "yes" => true,

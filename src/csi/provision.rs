@@ -125,8 +125,8 @@ impl Provisioner {
                     compatible(&ready, wanted)?;
                     return Ok(*ready);
                 }
-                Settled::Infeasible(unplanned) => match self.withdraw(&unplanned, deadline).await? {
-                    Withdrawn::Gone => return Err(no_room(&unplanned)),
+                Settled::Infeasible(hopeless) => match self.withdraw(&hopeless, deadline).await? {
+                    Withdrawn::Gone => return Err(no_room(&hopeless)),
                     Withdrawn::Changed(now) => split = *now,
                 },
             }
@@ -201,23 +201,19 @@ impl Provisioner {
         }
     }
 
-    /// Takes back a volume that was never planned, unless that has changed meanwhile.
-    async fn withdraw(
-        &self,
-        unplanned: &VolumeSplit,
-        deadline: Instant,
-    ) -> Result<Withdrawn, ProvisionError> {
-        let version = Some(unplanned.meta.version.clone());
-        match self.store.splits().delete(&unplanned.meta.name, version).await {
+    /// Takes back a volume that was never complete, unless that has changed meanwhile.
+    async fn withdraw(&self, hopeless: &VolumeSplit, deadline: Instant) -> Result<Withdrawn, ProvisionError> {
+        let version = Some(hopeless.meta.version.clone());
+        match self.store.splits().delete(&hopeless.meta.name, version).await {
             Ok(_) => {
                 let soon = deadline.min(Instant::now() + WITHDRAWAL);
-                // Gone later is as good: nothing of it is on any disk.
-                let _late = self.await_gone(unplanned, soon).await;
+                // Gone later is as good: nobody was ever given it.
+                let _late = self.await_gone(hopeless, soon).await;
                 Ok(Withdrawn::Gone)
             }
-            Err(StoreError::Conflict { .. }) => match self.get(&unplanned.spec.volume).await? {
-                Some(now) if now.meta.uid == unplanned.meta.uid => Ok(Withdrawn::Changed(Box::new(now))),
-                _ => VanishedSnafu { volume: unplanned.spec.volume.clone() }.fail(),
+            Err(StoreError::Conflict { .. }) => match self.get(&hopeless.spec.volume).await? {
+                Some(now) if now.meta.uid == hopeless.meta.uid => Ok(Withdrawn::Changed(Box::new(now))),
+                _ => VanishedSnafu { volume: hopeless.spec.volume.clone() }.fail(),
             },
             Err(source) => Err(ProvisionError::Store { source }),
         }
@@ -248,10 +244,11 @@ fn settled(split: &VolumeSplit) -> Option<Settled> {
     if is_ready(split) {
         return Some(Settled::Ready(Box::new(split.clone())));
     }
-    let hopeless = condition(&split.status.conditions, "Pending")
+    let infeasible = condition(&split.status.conditions, "Pending")
         .is_some_and(|c| c.status && c.reason == pending::INFEASIBLE);
-    // A volume that has branches already is the splitter's to finish: some of it may be on disks.
-    (hopeless && split.spec.branches.is_empty()).then(|| Settled::Infeasible(Box::new(split.clone())))
+    // Infeasible is told only of a volume that was never complete, so nobody ever had it and nothing is lost with it: also
+    // where some of its branches exist, because a node refused others.
+    (infeasible && split.spec.attached.is_empty()).then(|| Settled::Infeasible(Box::new(split.clone())))
 }
 
 /// Whether all branches of the volume exist.

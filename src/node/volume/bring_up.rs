@@ -13,6 +13,7 @@ use super::{Core, DATA, flags};
 use crate::domain::union::UnionKind;
 use crate::node::branch::{Attached, BranchError};
 use crate::node::union::UnionState;
+use crate::platform::file::SEARCHABLE;
 use crate::platform::file::fd_path;
 use crate::platform::mount::MountAttr;
 
@@ -21,9 +22,6 @@ const PARALLEL_BRANCHES: usize = 8;
 
 /// A stack of more dead mounts than this at one place is not of our making.
 const MAX_STACK: usize = 16;
-
-/// Directories below the state directory.
-const PRIVATE: u32 = 0o700;
 
 /// Read, write and search for the group, and new files belong to the group of the directory.
 const GROUP_BITS: u32 = 0o2070;
@@ -314,7 +312,7 @@ impl Core {
 
     fn make_mount_point(&self, record: &Record, path: &Path) -> Result<(), VolumeError> {
         self.host
-            .ensure_directory(path, PRIVATE)
+            .ensure_directory(path, SEARCHABLE)
             .map(|_| ())
             .map_err(|e| VolumeError::host(record.volume(), "make the union's mount point", e))
     }

@@ -31,7 +31,8 @@ impl Core {
             .map_err(|e| VolumeError::host(volume, "read its record", e))?
             .filter(|r| r.boot_id == self.boot_id)
             .ok_or_else(unknown)?;
-        let place = self.places.open(path, false)?.ok_or_else(unknown)?;
+        // A path that no volume could be at is one where this volume is not.
+        let place = self.places.open(path, false).ok().flatten().ok_or_else(unknown)?;
         let view = self.view(&record)?;
         let now = view.origin(&record, &self.records.directory(volume));
         // The staging path of a block volume holds the device.
