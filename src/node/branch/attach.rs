@@ -238,10 +238,8 @@ fn image_suffix(branch: &BranchId) -> std::path::PathBuf {
     Path::new(BRANCHES).join(branch).join(record::IMAGE)
 }
 
-/// Options of each filesystem for mount(2).
-///
-/// `lazytime`, where the filesystem takes it: times that only changed by reading or writing are kept in memory until the
-/// inode is written anyway, so a small write in place with fdatasync costs no journal commit of the image.
+/// Options of each filesystem for mount(2). Times are kept as everywhere (relatime): a workload sees no other rules than on
+/// the disk itself.
 const fn mount_data(fs: FsType) -> &'static str {
     match fs {
         // Damage stops writing at once; by default ext4 would go on.
