@@ -7,6 +7,7 @@
 mod agent;
 mod bad_input;
 mod branch;
+mod executor;
 mod overhead;
 mod platform;
 mod platform_fuse;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use super::{Host, Result, failed};
 
 /// How a file is attached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoopOptions {
     /// `LO_FLAGS_READ_ONLY`.
     pub read_only: bool,
@@ -27,6 +27,9 @@ pub struct LoopOptions {
     pub direct_io: bool,
     /// `LO_FLAGS_AUTOCLEAR`: the device detaches itself when nothing uses it any more.
     pub autoclear: bool,
+    /// Kept with the device (`lo_file_name`, cut to 63 bytes) and needed to find it again by
+    /// [`Host::loop_devices_tagged`]; empty for none.
+    pub tag: String,
 }
 
 /// An attached loop device.
@@ -123,8 +126,8 @@ impl Host {
     /// made with mknod where devtmpfs does not.
     ///
     /// # Errors
-    /// The errno of the call that failed; EBUSY where the file is attached with the other read-only flag.
-    pub fn loop_attach(&self, file: &Path, options: LoopOptions) -> Result<LoopAttachment> {
+    /// The errno of the call that failed; EBUSY where the file is attached with the other read-only flag or another tag.
+    pub fn loop_attach(&self, file: &Path, options: &LoopOptions) -> Result<LoopAttachment> {
         self.enter("loop_attach", file)?;
         for device in self.loop_devices_of(file)? {
             if device.read_only != options.read_only {
@@ -135,9 +138,11 @@ impl Host {
                 Ok(hold) => hold,
                 Err(_) => continue,
             };
-            if status(&hold).ok().is_some_and(|i| backs(&i, file)) {
-                return Ok(LoopAttachment { device, hold: hold.into() });
+            let Some(info) = status(&hold).ok().filter(|i| backs(i, file)) else { continue };
+            if info.lo_file_name != name_bytes(&options.tag) {
+                return Err(failed("LOOP_CONFIGURE", file)(io::Error::from_raw_os_error(libc::EBUSY)));
             }
+            return Ok(LoopAttachment { device, hold: hold.into() });
         }
         let backing = OpenOptions::new()
             .read(true)
@@ -157,13 +162,16 @@ impl Host {
         unreachable_block_size(file)
     }
 
-    /// Devices that `file` is attached to, found by inode and device (`LOOP_GET_STATUS64`), not by name.
+    /// Devices that `file` is attached to, told by inode and device (`LOOP_GET_STATUS64`). Only devices are asked whose
+    /// file has the same name in a directory of the same name, wherever that is mounted: a machine may have thousands.
     ///
     /// # Errors
     /// sysfs or the devices cannot be read.
     pub fn loop_devices_of(&self, file: &Path) -> Result<Vec<LoopDevice>> {
         let mut found = Vec::new();
-        for (number, path) in attached_numbers()? {
+        let components: Vec<_> = file.components().rev().take(2).collect();
+        let suffix: PathBuf = components.iter().rev().collect();
+        for (number, path) in attached_behind(&suffix)? {
             let Ok(device) = open_device(&path, true) else { continue };
             // ENXIO: detached meanwhile.
             let Ok(info) = status(&device) else { continue };
@@ -202,22 +210,29 @@ impl Host {
         ioctl_arg(&opened, LOOP_SET_CAPACITY, 0).map_err(failed("LOOP_SET_CAPACITY", device)).map(|_| ())
     }
 
-    /// Devices whose file's path, as the kernel names it now, ends in the components of `suffix`; ones whose file was
-    /// removed included.
+    /// Whether the loop device has `file`, told by inode and device (`LOOP_GET_STATUS64`).
+    ///
+    /// # Errors
+    /// The device cannot be opened.
+    pub fn loop_device_has(&self, device: &Path, file: &Path) -> Result<bool> {
+        match open_device(device, true) {
+            Ok(opened) => Ok(status(&opened).is_ok_and(|info| backs(&info, file))),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => Ok(false),
+            Err(e) => Err(failed("open", device)(e)),
+        }
+    }
+
+    /// Devices that were attached with `tag` and whose file's path ends in the components of `suffix`, also where that
+    /// file was removed.
     ///
     /// # Errors
     /// sysfs cannot be read.
-    pub fn loop_devices_behind(&self, suffix: &Path) -> Result<Vec<PathBuf>> {
-        let mut found = Vec::new();
-        for (number, path) in attached_numbers()? {
-            if let Some(file) = self.loop_backing((LOOP_MAJOR, number))? {
-                let name = file.to_string_lossy();
-                if Path::new(name.trim_end_matches(" (deleted)")).ends_with(suffix) {
-                    found.push(path);
-                }
-            }
-        }
-        Ok(found)
+    pub fn loop_devices_tagged(&self, suffix: &Path, tag: &str) -> Result<Vec<PathBuf>> {
+        let tagged = |path: &PathBuf| {
+            let info = open_device(path, true).and_then(|device| status(&device));
+            info.is_ok_and(|i| i.lo_file_name == name_bytes(tag))
+        };
+        Ok(attached_behind(suffix)?.into_iter().map(|(_, path)| path).filter(tagged).collect())
     }
 
     /// The file behind a loop device as the kernel names it now (sysfs `loop/backing_file`); `None` where `device` is no
@@ -239,7 +254,12 @@ impl Host {
 }
 
 /// Takes a free device for the open file.
-fn attach_free(backing: &File, file: &Path, options: LoopOptions, block_size: u32) -> Result<LoopAttachment> {
+fn attach_free(
+    backing: &File,
+    file: &Path,
+    options: &LoopOptions,
+    block_size: u32,
+) -> Result<LoopAttachment> {
     let control_path = Path::new("/dev/loop-control");
     let control = OpenOptions::new()
         .read(true)
@@ -276,10 +296,7 @@ fn attach_free(backing: &File, file: &Path, options: LoopOptions, block_size: u3
         };
         let mut info = LoopInfo64::zeroed();
         info.lo_flags = flags;
-        // Shown by losetup; the kernel keeps 63 bytes of it and needs none.
-        let name = file.as_os_str().as_encoded_bytes();
-        let tail = &name[name.len().saturating_sub(63)..];
-        info.lo_file_name[..tail.len()].copy_from_slice(tail);
+        info.lo_file_name = name_bytes(&options.tag);
         let fd = u32::try_from(backing.as_raw_fd())
             .map_err(|_| failed("LOOP_CONFIGURE", file)(io::Error::from_raw_os_error(libc::EBADF)))?;
         let config = LoopConfig { fd, block_size, info, reserved: [0; 8] };
@@ -320,8 +337,8 @@ fn ensure_node(number: u32) -> Result<PathBuf> {
     }
 }
 
-/// Numbers and paths of the devices that have a file, from sysfs.
-fn attached_numbers() -> Result<Vec<(u32, PathBuf)>> {
+/// Numbers and paths of the devices whose file's path, as sysfs tells it, ends in the components of `suffix`.
+fn attached_behind(suffix: &Path) -> Result<Vec<(u32, PathBuf)>> {
     let block = Path::new("/sys/block");
     let mut found = Vec::new();
     for entry in std::fs::read_dir(block).map_err(failed("readdir", block))? {
@@ -331,11 +348,23 @@ fn attached_numbers() -> Result<Vec<(u32, PathBuf)>> {
         else {
             continue;
         };
-        if entry.path().join("loop/backing_file").exists() {
+        // A device without a file has no such attribute.
+        let Ok(file) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        let file = file.trim_end_matches('\n').trim_end_matches(" (deleted)");
+        if Path::new(file).ends_with(suffix) {
             found.push((number, ensure_node(number)?));
         }
     }
     Ok(found)
+}
+
+/// A tag as the kernel keeps it: cut to 63 bytes, ended by zeroes.
+fn name_bytes(tag: &str) -> [u8; 64] {
+    let mut name = [0; 64];
+    for (place, byte) in name[..63].iter_mut().zip(tag.bytes()) {
+        *place = byte;
+    }
+    name
 }
 
 fn open_device(path: &Path, read_only: bool) -> io::Result<File> {

@@ -10,6 +10,7 @@
 pub mod block;
 mod bounded;
 pub mod directory;
+pub mod disks;
 pub mod entry;
 pub mod file;
 pub mod fuse;
@@ -91,9 +92,7 @@ impl HostError {
             _ => None,
         }
     }
-}
 
-impl HostError {
     /// Nothing is there (ENOENT).
     #[must_use]
     pub fn is_missing(&self) -> bool {

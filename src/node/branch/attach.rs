@@ -6,12 +6,15 @@
 use std::path::Path;
 use std::time::Duration;
 
+use sha2::{Digest, Sha256};
+
 use super::record::{self, BranchRecord};
 use super::{Attached, BranchError, Branches, Result, branch_error, place};
 use crate::domain::BranchId;
 use crate::domain::policy::FsType;
 use crate::domain::split::BranchFormat;
 use crate::node::pool::{BRANCHES, fs_name};
+use crate::platform::HostError;
 use crate::platform::file::SEARCHABLE;
 use crate::platform::loopdev::LoopOptions;
 use crate::platform::mount::{Liveness, MountAttr, MountEntry};
@@ -19,6 +22,14 @@ use crate::store::object::BranchSpec;
 
 /// How long a mounted branch may take to answer before it counts as hung. A busy disk answers statfs from memory.
 const ANSWER_BOUND: Duration = Duration::from_secs(2);
+
+/// Pauses between attempts at what is busy.
+pub(super) const PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+];
 
 /// Mounts at one place that are taken away before giving up: more than one is a race or a mistake, this many is neither.
 const MAX_STACKED: u32 = 8;
@@ -40,10 +51,10 @@ impl Branches {
             .fail();
         }
         if record.format == BranchFormat::Image && record.fs_type.is_none() {
-            let options = LoopOptions { read_only, direct_io: true, autoclear: false };
+            let options = LoopOptions { read_only, direct_io: true, autoclear: false, tag: tag(at) };
             let attachment = self
                 .host
-                .loop_attach(&path.join(record::IMAGE), options)
+                .loop_attach(&path.join(record::IMAGE), &options)
                 .map_err(host("attach its image"))?;
             let device = attachment.device.path;
             return Ok(Attached { mount: device.clone(), backing: path, device: Some(device) });
@@ -55,7 +66,7 @@ impl Branches {
             }
             // Dead, or with the other read-only flag: not lazily, because what still uses it must not lose it.
             let lazy = self.host.liveness(at, ANSWER_BOUND).map_err(host("ask it"))? != Liveness::Alive;
-            self.host.unmount(at, lazy).map_err(host("unmount it"))?;
+            self.unmount(at, lazy).map_err(host("unmount it"))?;
         }
         self.host.ensure_directory(at, SEARCHABLE).map_err(host("make its mount point"))?;
         // What is written while nothing is mounted here would be hidden later. Not every filesystem has the flag.
@@ -90,16 +101,16 @@ impl Branches {
         let host = |action| move |source| BranchError::Host { branch: spec.id.clone(), action, source };
         let device = match record.format {
             BranchFormat::Image => {
-                let image = path.join(record::IMAGE);
-                let devices = self.host.loop_devices_of(&image).map_err(host("look for its loop devices"))?;
                 // btrfs mounts have device numbers of their own; the source names the loop device.
-                match devices
-                    .into_iter()
-                    .find(|d| d.device == entry.device || d.path == Path::new(&entry.source))
-                {
-                    Some(device) => Some(device.path),
-                    None => return self.mounted_by_others(spec, at, entry),
+                let device = std::path::PathBuf::from(&entry.source);
+                let ours = self
+                    .host
+                    .loop_device_has(&device, &path.join(record::IMAGE))
+                    .map_err(host("look at what is mounted there"))?;
+                if !ours {
+                    return self.mounted_by_others(spec, at, entry);
                 }
+                Some(device)
             }
             BranchFormat::Directory => {
                 let inside = Path::new(BRANCHES).join(&spec.id);
@@ -115,7 +126,7 @@ impl Branches {
                 Ok(Some(Attached { mount: at.to_owned(), backing: path.to_owned(), device }))
             }
             Liveness::Alive | Liveness::Dead(_) => Ok(None),
-            Liveness::Hung => Err(host("use it")(crate::platform::HostError::Timeout {
+            Liveness::Hung => Err(host("use it")(HostError::Timeout {
                 action: "statfs",
                 subject: at.display().to_string(),
                 seconds: ANSWER_BOUND.as_secs(),
@@ -149,9 +160,10 @@ impl Branches {
         let host = |action| move |source| BranchError::Host { branch: spec.id.clone(), action, source };
         let fs = record.fs_type.unwrap_or_default();
         // A read-only mount on a writable device: the filesystem can replay its journal after a crash.
-        let options = LoopOptions { read_only: pool_read_only, direct_io: true, autoclear: true };
+        let options =
+            LoopOptions { read_only: pool_read_only, direct_io: true, autoclear: true, tag: String::new() };
         let attachment =
-            self.host.loop_attach(&path.join(record::IMAGE), options).map_err(host("attach its image"))?;
+            self.host.loop_attach(&path.join(record::IMAGE), &options).map_err(host("attach its image"))?;
         let device = attachment.device.path.clone();
         let attr = MountAttr { read_only, ..MountAttr::default() };
         self.host
@@ -184,14 +196,13 @@ impl Branches {
     pub(super) fn detach(&self, branch: &BranchId, at: &Path, force: bool) -> Result<()> {
         let host = |action| move |source| BranchError::Host { branch: branch.clone(), action, source };
         for _ in 0..MAX_STACKED {
-            if !self.host.unmount(at, force).map_err(host("unmount it"))? {
+            if !self.unmount(at, force).map_err(host("unmount it"))? {
                 break;
             }
         }
-        // A raw image has no mount; its device is known by the file behind it.
-        for device in
-            self.host.loop_devices_behind(&image_suffix(branch)).map_err(host("look for its loop devices"))?
-        {
+        // A raw image has no mount; its device is known by its tag.
+        let devices = self.host.loop_devices_tagged(&image_suffix(branch), &tag(at));
+        for device in devices.map_err(host("look for its loop devices"))? {
             self.host.loop_detach(&device).map_err(host("detach its image"))?;
         }
         if self.host.identity(at).map_err(host("look at its mount point"))?.is_some() {
@@ -202,15 +213,34 @@ impl Branches {
     }
 }
 
+impl Branches {
+    /// Unmounts, waiting a little where something uses it: programs that look at each new mount, or a child process
+    /// between fork and exec that has a copy of an open descriptor, are gone in milliseconds.
+    fn unmount(&self, at: &Path, lazy: bool) -> std::result::Result<bool, HostError> {
+        for pause in PAUSES {
+            match self.host.unmount(at, lazy) {
+                Err(e) if e.is_busy() => std::thread::sleep(pause),
+                outcome => return outcome,
+            }
+        }
+        self.host.unmount(at, lazy)
+    }
+}
+
+/// What a raw image's device at `at` is known by: the place is one installation's and one branch's.
+fn tag(at: &Path) -> String {
+    let digest = Sha256::digest(at.as_os_str().as_encoded_bytes());
+    let hex: String = digest.iter().take(20).map(|b| format!("{b:02x}")).collect();
+    format!("union-csi:{hex}")
+}
+
 /// How the path of a branch's image ends, whichever pool it lies in.
 fn image_suffix(branch: &BranchId) -> std::path::PathBuf {
     Path::new(BRANCHES).join(branch).join(record::IMAGE)
 }
 
-/// Options of each filesystem for mount(2).
-///
-/// `lazytime`, where the filesystem takes it: times that only changed by reading or writing are kept in memory until the
-/// inode is written anyway, so a small write in place with fdatasync costs no journal commit of the image.
+/// Options of each filesystem for mount(2). Times are kept as everywhere (relatime): a workload sees no other rules than on
+/// the disk itself.
 const fn mount_data(fs: FsType) -> &'static str {
     match fs {
         // Damage stops writing at once; by default ext4 would go on.

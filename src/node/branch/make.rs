@@ -92,7 +92,7 @@ impl Branches {
                     branch: spec.id.clone(),
                     pool: spec.pool.clone(),
                     reason: format!(
-                        "its filesystem ({}) cannot reserve a file of {} bytes: {e}",
+                        "its filesystem ({}) cannot reserve a file of {}: {e}",
                         pool.filesystem, spec.size
                     ),
                 }
@@ -192,7 +192,7 @@ impl Branches {
                 let least = overhead::minimum(spec.fs_type);
                 if spec.size < least || !spec.size.get().is_multiple_of(overhead::BLOCK) {
                     return unfit(format!(
-                        "an image must have at least {least} bytes and a multiple of {}, not {}",
+                        "an image must have at least {least} and a multiple of {} bytes, not {}",
                         overhead::BLOCK,
                         spec.size
                     ));

@@ -64,7 +64,7 @@ pub enum BranchError {
     },
     /// The pool has no room for it; nothing was made.
     #[snafu(display(
-        "branch {branch} of {wanted} bytes does not fit into pool {pool}: {allocatable} bytes can be promised"
+        "branch {branch} of {wanted} does not fit into pool {pool}: {allocatable} can be promised"
     ))]
     NoRoom {
         /// The branch.
@@ -321,7 +321,11 @@ impl Branches {
         }
         let (_, length) = self.host.occupied(&image)?;
         if length != record.size.get() {
-            return Ok(Some(format!("its {} has {length} bytes, expected {}", record::IMAGE, record.size)));
+            return Ok(Some(format!(
+                "its {} has {length} bytes, expected {}",
+                record::IMAGE,
+                record.size.get()
+            )));
         }
         let Some(wanted) = &record.fs_uuid else { return Ok(None) };
         Ok(match self.host.probe_filesystem(&image)? {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::attach::PAUSES;
 use super::record;
 use super::{BranchError, Branches, Result, branch_error, place};
 use crate::domain::BranchId;
@@ -15,6 +16,7 @@ impl Branches {
     pub(super) fn remove(&self, pool: &OpenPool, spec: &BranchSpec) -> Result<()> {
         let host = |action| move |source| BranchError::Host { branch: spec.id.clone(), action, source };
         let path = place(pool, &spec.id);
+        let project = self.pools.project_of(&pool.name, &spec.id);
         if self.host.identity(&path).map_err(host("look at its place"))?.is_some() {
             self.check_removable(pool, spec, &path)?;
             // What an earlier removal left under the name that is needed now.
@@ -24,6 +26,10 @@ impl Branches {
                 .map_err(host("take it out of its place"))?;
         }
         self.clear(pool, &spec.id)?;
+        if let Some(project) = project {
+            // A limit that stays keeps the project from being given again, and limits nothing.
+            let _ = self.host.project_quota_clear(&pool.path, project);
+        }
         self.pools.forget(&pool.name, &spec.id);
         Ok(())
     }
@@ -50,9 +56,19 @@ impl Branches {
         match spec.format {
             BranchFormat::Image => {
                 let image = path.join(record::IMAGE);
-                let devices = self.host.loop_devices_of(&image).map_err(host("look for its loop devices"))?;
-                if let Some(device) = devices.first() {
-                    return in_use(format!("its image is attached to {}", device.path.display()));
+                // A device that goes with its mount goes a moment later where a child process has a copy of one of the
+                // mount's descriptors until its exec.
+                let mut pauses = PAUSES.iter();
+                loop {
+                    let devices =
+                        self.host.loop_devices_of(&image).map_err(host("look for its loop devices"))?;
+                    let Some(device) = devices.first() else { break };
+                    match pauses.next() {
+                        Some(pause) => std::thread::sleep(*pause),
+                        None => {
+                            return in_use(format!("its image is attached to {}", device.path.display()));
+                        }
+                    }
                 }
             }
             BranchFormat::Directory => {

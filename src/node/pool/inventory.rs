@@ -147,6 +147,11 @@ impl Pools {
         Ok(reservation)
     }
 
+    /// The branch's project, where it has one.
+    pub(in crate::node) fn project_of(&self, pool: &PoolName, branch: &BranchId) -> Option<u32> {
+        lock(&self.inventories).get(pool)?.branches.get(branch)?.project
+    }
+
     /// Projects in use on the device, as far as our branches are concerned.
     pub(in crate::node) fn projects(&self, device: &str) -> Vec<u32> {
         let all = lock(&self.inventories);

@@ -5,6 +5,7 @@
 //! the list of branches is kept in memory ([`inventory`]), read once when a pool appears and changed with each branch
 //! that is made or removed, so that a measurement walks no directory.
 
+pub mod discover;
 mod inventory;
 pub mod marker;
 mod measure;
