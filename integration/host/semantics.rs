@@ -217,11 +217,14 @@ fn probes() -> BTreeMap<&'static str, Probe> {
         xattr::set(d.join("f"), "user.colour", b"blue")?;
         Ok(xattr::get(d.join("f"), "user.colour")?.as_deref() == Some(b"blue"))
     });
-    all.insert("POSIX ACL", |d| {
-        fresh(d, "f", b"")?;
-        let set = Command::new("setfacl").args(["-m", "u:1234:r", "f"]).current_dir(d).output()?;
-        let shown = Command::new("getfacl").args(["-n", "f"]).current_dir(d).output()?;
-        Ok(set.status.success() && String::from_utf8_lossy(&shown.stdout).contains("user:1234:r--"))
+    all.insert("POSIX ACL let a user in", |d| {
+        fresh(d, "f", b"for one user")?;
+        fs::set_permissions(d.join("f"), fs::Permissions::from_mode(0o600))?;
+        fs::set_permissions(d, fs::Permissions::from_mode(0o755))?;
+        let set = Command::new("setfacl").args(["-m", "u:65534:r", "f"]).current_dir(d).output()?;
+        let user = ["--reuid=65534", "--regid=65534", "--clear-groups", "cat", "f"];
+        let read = Command::new("setpriv").args(user).current_dir(d).output()?;
+        Ok(set.status.success() && read.stdout == b"for one user")
     });
     all.insert("owner, group, mode and times are kept", |d| {
         let file = fresh(d, "f", b"")?;
