@@ -12,7 +12,9 @@ mod draw;
 mod output;
 mod plan;
 mod pools;
+mod socket;
 mod status;
+mod volume;
 mod volumes;
 
 use std::process::ExitCode;
@@ -61,6 +63,8 @@ enum Command {
     Plan(plan::Args),
     /// List the pools of all nodes.
     Pools(pools::Args),
+    /// Create, mount, unmount and delete volumes on a machine without an orchestrator.
+    Volume(volume::Args),
     /// Show one volume from its pods to its disks, and what is wrong with it.
     Doctor(doctor::Args),
     /// Check a configuration file: show what it means, or all its faults.
@@ -132,6 +136,29 @@ pub(crate) enum CliError {
         /// Each single reason.
         reasons: Vec<String>,
     },
+    /// Nobody serves the socket.
+    #[snafu(display(
+        "no agent serves {}: {reason}; start it (systemctl start union-csi), run this as root, or name another socket \
+         with --endpoint", socket.display()
+    ))]
+    NoSocket {
+        /// The socket.
+        socket: std::path::PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The agent did not do what was asked over its socket.
+    #[snafu(display("cannot {action}: {message} ({code})"))]
+    Call {
+        /// What was to be done.
+        action: String,
+        /// The gRPC code.
+        code: &'static str,
+        /// Whether there is no room.
+        full: bool,
+        /// Why.
+        message: String,
+    },
     /// The question for a plan is none.
     #[snafu(display("this does not describe a volume:{}", listed(reasons)))]
     Question {
@@ -150,7 +177,10 @@ impl CliError {
     const fn code(&self) -> u8 {
         match self {
             Self::Config { .. } | Self::Usage { .. } | Self::Question { .. } => USAGE,
+            Self::Call { full: true, .. } => INFEASIBLE,
             Self::Agent { .. }
+            | Self::NoSocket { .. }
+            | Self::Call { .. }
             | Self::NoAgent { .. }
             | Self::Answer { .. }
             | Self::Refused { .. }
@@ -204,6 +234,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<u8, CliError> {
         Command::Volumes(args) => volumes::run(&args, out),
         Command::Plan(args) => plan::run(&args, out),
         Command::Pools(args) => pools::run(&args, out),
+        Command::Volume(args) => volume::run(args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::CheckConfig(args) => check_config::run(&args, out),
     }
