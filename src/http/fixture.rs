@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 
 use super::{Hosts, Machine, View};
+use crate::controllers::splitter::SplitterFigures;
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, Media, PoolReport, PoolState};
 use crate::domain::split::{BranchFormat, PlannedBranch};
@@ -110,7 +111,10 @@ impl Default for FakeMachine {
                 moves_files: false,
                 refused_options: Vec::new(),
             },
-            counters: Counters { csi: [("CreateVolume", calls)].into(), splits: [("planned", 3)].into() },
+            counters: Counters {
+                csi: [("CreateVolume", calls)].into(),
+                splitter: SplitterFigures { plans: 3, ..SplitterFigures::default() },
+            },
             problems: Vec::new(),
             hangs: false,
         }

@@ -45,8 +45,19 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
     for (method, calls) in &scrape.counters.csi {
         csi(&mut add, method, calls);
     }
-    for (outcome, n) in &scrape.counters.splits {
-        add(&table::SPLITS, &[outcome], Value::Count(*n));
+    let splitter = &scrape.counters.splitter;
+    for (outcome, n) in
+        [("planned", splitter.plans), ("infeasible", splitter.infeasible), ("replanned", splitter.replans)]
+    {
+        add(&table::SPLITS, &[outcome], Value::Count(n));
+    }
+    for (spec, n) in [
+        (&table::SPLITTER_RECONCILES, splitter.reconciles),
+        (&table::SPLITTER_ERRORS, splitter.errors),
+        (&table::WAITING, splitter.waiting),
+        (&table::ORPHANS, splitter.orphans),
+    ] {
+        add(spec, &[], Value::Count(n));
     }
     families
 }

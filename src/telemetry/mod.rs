@@ -16,6 +16,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tracing_subscriber::EnvFilter;
 
+use crate::controllers::splitter::SplitterFigures;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
 use crate::node::union::UnionAbilities;
@@ -54,8 +55,8 @@ pub struct MethodCalls {
 pub struct Counters {
     /// CSI calls by method.
     pub csi: BTreeMap<&'static str, MethodCalls>,
-    /// Splits by outcome: `planned`, `infeasible`, `replanned`.
-    pub splits: BTreeMap<&'static str, u64>,
+    /// What the splitter has done.
+    pub splitter: SplitterFigures,
 }
 
 /// What the agent's own process takes.
