@@ -60,7 +60,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
         let failed = |source| CliError::Union { source };
         // Listened for before there is a union, so that no signal leaves one behind.
         let stop = args.block.then(StopSignals::listen).transpose().map_err(failed)?;
-        let work = { let (host, settings) = (host.clone(), settings.clone()); move || merge(&host, &settings, &request) };
+        let work = {
+            let (host, settings) = (host.clone(), settings.clone());
+            move || merge(&host, &settings, &request)
+        };
         let merged = tokio::task::spawn_blocking(work)
             .await
             .map_err(|e| CliError::Output { source: std::io::Error::other(e) })?

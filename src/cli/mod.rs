@@ -9,6 +9,7 @@ mod check_config;
 mod client;
 mod doctor;
 mod draw;
+mod merge;
 mod output;
 mod plan;
 mod pools;
@@ -67,6 +68,8 @@ enum Command {
     Volume(volume::Args),
     /// Show one volume from its pods to its disks, and what is wrong with it.
     Doctor(doctor::Args),
+    /// Merge directories by hand with one MergerFS, on the same code as volumes.
+    Merge(merge::Args),
     /// Check a configuration file: show what it means, or all its faults.
     CheckConfig(check_config::Args),
 }
@@ -136,6 +139,12 @@ pub(crate) enum CliError {
         /// Each single reason.
         reasons: Vec<String>,
     },
+    /// The union was not made, or did not stay.
+    #[snafu(display("{source}"))]
+    Union {
+        /// Why.
+        source: crate::node::union::UnionError,
+    },
     /// Nobody serves the socket.
     #[snafu(display(
         "no agent serves {}: {reason}; start it (systemctl start union-csi), run this as root, or name another socket \
@@ -179,6 +188,7 @@ impl CliError {
             Self::Config { .. } | Self::Usage { .. } | Self::Question { .. } => USAGE,
             Self::Call { full: true, .. } => INFEASIBLE,
             Self::Agent { .. }
+            | Self::Union { .. }
             | Self::NoSocket { .. }
             | Self::Call { .. }
             | Self::NoAgent { .. }
@@ -234,6 +244,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<u8, CliError> {
         Command::Volumes(args) => volumes::run(&args, out),
         Command::Plan(args) => plan::run(&args, out),
         Command::Pools(args) => pools::run(&args, out),
+        Command::Merge(args) => merge::run(&args, out),
         Command::Volume(args) => volume::run(args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::CheckConfig(args) => check_config::run(&args, out),

@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 use tracing_subscriber::EnvFilter;
 
 use crate::controllers::splitter::SplitterFigures;
+use crate::csi::counters::MethodSnapshot;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
 use crate::node::union::UnionAbilities;
@@ -39,22 +40,11 @@ pub fn init(filter: &str, json: bool) {
     let _ = if json { builder.json().flatten_event(true).try_init() } else { builder.try_init() };
 }
 
-/// Calls of one CSI method.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct MethodCalls {
-    /// How many ended with which gRPC code, named as in the specification (`OK`, `NOT_FOUND`, …).
-    pub codes: BTreeMap<&'static str, u64>,
-    /// How many took at most so many seconds, by bound, each bound including the lower ones'.
-    pub buckets: Vec<(f64, u64)>,
-    /// Seconds that all of them took.
-    pub seconds: f64,
-}
-
 /// What was counted since the agent started.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counters {
     /// CSI calls by method.
-    pub csi: BTreeMap<&'static str, MethodCalls>,
+    pub csi: Vec<MethodSnapshot>,
     /// What the splitter has done.
     pub splitter: SplitterFigures,
 }
