@@ -72,11 +72,6 @@ impl Args {
             log_filter: self.log.clone(),
             log_format: self.log_format.clone(),
             mergerfs_path: self.mergerfs_path.clone(),
-            mode: match self.mode {
-                Mode::All => config::Mode::All,
-                Mode::Controller => config::Mode::Controller,
-                Mode::Node => config::Mode::Node,
-            },
             pools: self.pools.clone(),
         }
     }

@@ -35,18 +35,6 @@ pub const DEFAULT_LISTEN: &str = "127.0.0.1:9830";
 /// The longest path of a Unix socket, in bytes: `sun_path` less its closing zero (unix(7)).
 pub const MAX_SOCKET_PATH: usize = 107;
 
-/// Which services the agent answers on its CSI socket; the thesis's `--mode`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Identity, controller and node.
-    #[default]
-    All,
-    /// Identity and controller.
-    Controller,
-    /// Identity and node.
-    Node,
-}
-
 /// The checked configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -58,8 +46,6 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// CSI socket. Default `<state_dir>/csi.sock`.
     pub csi_socket: PathBuf,
-    /// Services on it. Default: all.
-    pub mode: Mode,
     /// Directories below which staging and target paths may lie. Default `/var/lib/kubelet`, `/mnt`, `/media`, `/srv`.
     pub allowed_targets: Vec<PathBuf>,
     /// HTTP listener; `None`: off. Default [`DEFAULT_LISTEN`].
@@ -113,8 +99,6 @@ pub struct Overrides {
     pub log_format: Option<String>,
     /// `--mergerfs-path`, `UNION_CSI_MERGERFS_PATH`.
     pub mergerfs_path: Option<String>,
-    /// `--mode`, `UNION_CSI_MODE`.
-    pub mode: Mode,
     /// `--pool NAME=PATH`, each as typed; added to those of the file.
     pub pools: Vec<String>,
 }

@@ -109,7 +109,6 @@ impl Reader<'_> {
             node_labels: self.labels(root, "nodeLabels", "nodeLabels"),
             allowed_targets: self.allowed_targets(csi),
             csi_socket,
-            mode: over.mode,
             http_listen,
             http_host_names: self.host_names(http),
             pools: self.pools(root, &over.pools, &state_dir),

@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
-use prometheus_client::encoding::text;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tracing_subscriber::EnvFilter;
@@ -140,24 +139,26 @@ impl Collector for Gathered {
             let unit = spec.unit.map(|unit| unit.prometheus());
             let mut metric = encoder.encode_descriptor(spec.base_name(), spec.help, unit.as_ref(), kind)?;
             for (labels, value) in &family.samples {
-                let mut one = metric.encode_family(labels)?;
-                match value {
-                    Value::Count(n) if spec.kind == Kind::Counter => {
-                        one.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(n, None)?;
-                    }
-                    Value::Count(n) => one.encode_gauge(n)?,
-                    Value::Real(x) if spec.kind == Kind::Counter => {
-                        one.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(x, None)?;
-                    }
-                    Value::Real(x) => one.encode_gauge(x)?,
-                    Value::Times { sum, count, buckets } => one
-                        .encode_histogram::<prometheus_client::encoding::NoLabelSet>(
-                            *sum, *count, buckets, None,
-                        )?,
+                if labels.is_empty() {
+                    put(spec.kind, value, &mut metric)?;
+                } else {
+                    put(spec.kind, value, &mut metric.encode_family(labels)?)?;
                 }
             }
         }
         Ok(())
+    }
+}
+
+fn put(kind: Kind, value: &Value, one: &mut MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+    match (kind, value) {
+        (Kind::Counter, Value::Count(n)) => one.encode_counter::<NoLabelSet, _, f64>(n, None),
+        (Kind::Counter, Value::Real(x)) => one.encode_counter::<NoLabelSet, _, f64>(x, None),
+        (_, Value::Count(n)) => one.encode_gauge(n),
+        (_, Value::Real(x)) => one.encode_gauge(x),
+        (_, Value::Times { sum, count, buckets }) => {
+            one.encode_histogram::<NoLabelSet>(*sum, *count, buckets, None)
+        }
     }
 }
 
