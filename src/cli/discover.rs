@@ -41,15 +41,15 @@ fn yaml(found: &Discovery) -> String {
         "# Proposed by `union-csi pools discover`. Review it: remove what Union CSI shall not use.\n\
          # What is commented out wants a decision.\n",
     );
-    // Writing to a String cannot fail.
-    let any = found.proposed.iter().any(|p| p.caution.is_none());
-    let _ = writeln!(out, "{}", if any { "pools:" } else { "pools: []" });
+    // A mapping without a value is an empty list: what is commented out below it can be taken by removing the signs.
+    out.push_str("pools:\n");
     for pool in &found.proposed {
         entry(&mut out, pool);
     }
     if !found.skipped.is_empty() {
         out.push_str("\n# Not proposed:\n");
         for (path, reason) in &found.skipped {
+            // Writing to a String cannot fail.
             let _ = writeln!(out, "#   {}: {}", line(&path.to_string_lossy()), line(reason));
         }
     }
@@ -108,8 +108,11 @@ fn json(found: &Discovery) -> serde_json::Value {
             })
         })
         .collect();
-    let skipped: Vec<_> =
-        found.skipped.iter().map(|(path, reason)| serde_json::json!({ "path": path, "reason": reason })).collect();
+    let skipped: Vec<_> = found
+        .skipped
+        .iter()
+        .map(|(path, reason)| serde_json::json!({ "path": path, "reason": reason }))
+        .collect();
     serde_json::json!({ "proposed": proposed, "skipped": skipped })
 }
 
@@ -133,7 +136,11 @@ mod tests {
             caution: caution.map(str::to_owned),
         };
         let found = Discovery {
-            proposed: vec![pool("disk1", None), pool("1e5", None), pool("root", Some("it is the system's disk"))],
+            proposed: vec![
+                pool("disk1", None),
+                pool("1e5", None),
+                pool("root", Some("it is the system's disk")),
+            ],
             skipped: vec![("/boot".into(), "belongs to the\nsystem".into())],
         };
         let text = yaml(&found);
@@ -141,6 +148,8 @@ mod tests {
             .unwrap_or_else(|faults| panic!("{faults}\n{text}"));
         let names: Vec<&str> = config.pools.iter().map(|p| p.name.as_str()).collect();
         assert_eq!(names, ["disk1", "1e5"], "{text}");
-        assert!(yaml(&Discovery::default()).contains("pools: []"));
+        let none =
+            config::parse("agent.yaml".as_ref(), &yaml(&Discovery::default()), &Overrides::default(), "nas");
+        assert_eq!(none.map(|c| c.pools.len()), Ok(0), "nothing to propose is a configuration as well");
     }
 }

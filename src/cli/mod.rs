@@ -7,6 +7,7 @@
 mod agent;
 mod check_config;
 mod client;
+mod discover;
 mod doctor;
 mod draw;
 mod merge;
@@ -62,7 +63,7 @@ enum Command {
     Volumes(volumes::Args),
     /// Tell which split a volume would get now, or every reason why there is none.
     Plan(plan::Args),
-    /// List the pools of all nodes.
+    /// List the pools of all nodes, or propose some for this machine.
     Pools(pools::Args),
     /// Create, mount, unmount and delete volumes on a machine without an orchestrator.
     Volume(volume::Args),
@@ -139,6 +140,12 @@ pub(crate) enum CliError {
         /// Each single reason.
         reasons: Vec<String>,
     },
+    /// The machine does not tell.
+    #[snafu(display("cannot look at this machine's disks: {source}"))]
+    Host {
+        /// Why.
+        source: crate::platform::HostError,
+    },
     /// The union was not made, or did not stay.
     #[snafu(display("{source}"))]
     Union {
@@ -188,6 +195,7 @@ impl CliError {
             Self::Config { .. } | Self::Usage { .. } | Self::Question { .. } => USAGE,
             Self::Call { full: true, .. } => INFEASIBLE,
             Self::Agent { .. }
+            | Self::Host { .. }
             | Self::Union { .. }
             | Self::NoSocket { .. }
             | Self::Call { .. }
