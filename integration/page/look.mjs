@@ -11,7 +11,11 @@ const chromium = spawn("chromium", [
   "--remote-debugging-pipe", "about:blank",
 ], { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
 process.on("exit", () => chromium.kill("SIGKILL"));
-chromium.on("exit", (code) => { console.error(`chromium ended (${code})`); process.exit(1); });
+let closing = false;
+const ended = new Promise((done) => chromium.on("exit", (code) => {
+  if (!closing) { console.error(`chromium ended (${code})`); process.exit(1); }
+  done();
+}));
 
 async function until(what, test, seconds = 20) {
   let last = "";
@@ -126,4 +130,9 @@ if (await evaluate(`!!document.querySelector(".piece")`)) {
 }
 check(faults.length === 0, `no errors in the console ${faults.join("; ")}`);
 check(foreign.length === 0, `nothing is asked of anywhere else ${foreign.join(" ")}`);
+// Closed in peace, so that none of its processes writes into the profile while that is removed.
+closing = true;
+session = undefined;
+send("Browser.close").catch(() => {});
+await Promise.race([ended, sleep(5000)]);
 process.exit(bad ? 1 : 0);
