@@ -138,7 +138,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
 async fn serve(config: Config) -> Result<(), AppError> {
     let host = Host::new();
     let state = config.state_dir.clone();
-    let _lock = take_state_directory(&host, &state)?;
+    let _lock = take_state_directory(&host, &config)?;
     // What others may hold is taken first, so that a second agent fails before it has done anything.
     let socket = csi::bind(&config.csi_socket)?;
     let listener = match config.http_listen {
@@ -250,7 +250,7 @@ impl Parts {
         let executor =
             Arc::new(Executor::new(store.clone(), config.node.clone(), facts, pools, branches.clone()));
         // Ephemeral volumes and the like are staged in the state directory.
-        let mut allowed_targets = config.allowed_targets.clone();
+        let mut allowed_targets = config.target_roots();
         allowed_targets.push(ephemeral_dir(&config.state_dir));
         let settings = VolumeSettings { state_dir: config.state_dir.clone(), allowed_targets };
         let volumes =
@@ -287,10 +287,12 @@ fn services(
 }
 
 /// Makes the state directory where it is missing, and holds it against a second agent until the lock is dropped.
-fn take_state_directory(host: &Host, path: &Path) -> Result<std::os::fd::OwnedFd, AppError> {
+fn take_state_directory(host: &Host, config: &Config) -> Result<std::os::fd::OwnedFd, AppError> {
+    let path = config.state_dir.as_path();
     host.ensure_directory(path, SEARCHABLE).context(HostSnafu { action: "make the state directory" })?;
-    let ephemeral = ephemeral_dir(path);
-    host.ensure_directory(&ephemeral, 0o700).context(HostSnafu { action: "make the state directory" })?;
+    for directory in [ephemeral_dir(path), config.staging_dir()] {
+        host.ensure_directory(&directory, 0o700).context(HostSnafu { action: "make the state directory" })?;
+    }
     let unsearchable =
         host.unsearchable(path).context(HostSnafu { action: "look at the state directory" })?;
     if let Some(way) = unsearchable {

@@ -11,15 +11,25 @@ const chromium = spawn("chromium", [
   "--remote-debugging-pipe", "about:blank",
 ], { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] });
 process.on("exit", () => chromium.kill("SIGKILL"));
-chromium.on("exit", (code) => { console.error(`chromium ended (${code})`); process.exit(1); });
+let closing = false;
+const ended = new Promise((done) => chromium.on("exit", (code) => {
+  if (!closing) { console.error(`chromium ended (${code})`); process.exit(1); }
+  done();
+}));
 
 async function until(what, test, seconds = 20) {
+  let last = "";
   for (let i = 0; i < seconds * 10; i++) {
-    const value = await test();
-    if (value) return value;
+    try {
+      const value = await test();
+      if (value) return value;
+    } catch (error) {
+      // A document that is just being replaced cannot be asked; the next one can.
+      last = `: ${error.message}`;
+    }
     await sleep(100);
   }
-  throw new Error(`waited ${seconds} s in vain for ${what}`);
+  throw new Error(`waited ${seconds} s in vain for ${what}${last}`);
 }
 
 // Messages over descriptors 3 (to the browser) and 4 (from it), each closed by a zero byte.
@@ -69,8 +79,9 @@ for (const [name, width, height, scheme] of [
   const mobile = width < 600;
   await send("Emulation.setDeviceMetricsOverride", { width, height, deviceScaleFactor: mobile ? 2 : 1, mobile });
   await send("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: scheme }] });
+  await send("Page.navigate", { url: "about:blank" });
   await send("Page.navigate", { url });
-  await until("the page to be drawn", () => evaluate(`document.body?.dataset.state === "shown"`));
+  await until("the page to be drawn", () => evaluate(`location.href !== "about:blank" && document.readyState === "complete" && document.body.dataset.state === "shown"`));
   const text = await evaluate("document.body.textContent");
   for (const wanted of names) check(text.includes(wanted), `${name}: ${wanted} is seen`);
   const bars = await evaluate(`document.querySelectorAll(".bar").length`);
@@ -119,4 +130,9 @@ if (await evaluate(`!!document.querySelector(".piece")`)) {
 }
 check(faults.length === 0, `no errors in the console ${faults.join("; ")}`);
 check(foreign.length === 0, `nothing is asked of anywhere else ${foreign.join(" ")}`);
+// Closed in peace, so that none of its processes writes into the profile while that is removed.
+closing = true;
+session = undefined;
+send("Browser.close").catch(() => {});
+await Promise.race([ended, sleep(5000)]);
 process.exit(bad ? 1 : 0);

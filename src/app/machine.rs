@@ -14,7 +14,7 @@ use crate::node::executor::Executor;
 use crate::node::union::{UnionAbilities, Unions};
 use crate::node::volume::{VolumeSnapshot, Volumes};
 use crate::store::Store;
-use crate::telemetry::{Counters, MethodCalls};
+use crate::telemetry::Counters;
 
 /// How long the store may take to answer before the agent is not ready.
 const STORE_BOUND: Duration = Duration::from_secs(2);
@@ -60,21 +60,7 @@ impl Machine for LocalMachine {
     }
 
     fn counters(&self) -> Counters {
-        let csi = self
-            .csi
-            .snapshot()
-            .into_iter()
-            .map(|m| (m.method, MethodCalls { codes: m.codes, buckets: m.buckets, seconds: m.seconds }));
-        let splits = self.splits.read();
-        Counters {
-            csi: csi.collect(),
-            splits: [
-                ("planned", splits.plans),
-                ("infeasible", splits.infeasible),
-                ("replanned", splits.replans),
-            ]
-            .into(),
-        }
+        Counters { csi: self.csi.snapshot(), splitter: self.splits.read() }
     }
 
     fn process_memory(&self, pid: i32) -> Option<u64> {

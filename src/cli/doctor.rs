@@ -108,8 +108,10 @@ fn text(look: Look, volume: &VolumeView, pools: &[PoolView], findings: &[String]
                 n => format!(", replaced {n} times"),
             };
             out.push_str(&format!("{} {}{process}{heals}\n", soft("union   "), status::kind(local.union)));
-            if !local.options.is_empty() {
-                let options: Vec<String> = local.options.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            // The list of branches follows below, with what each is.
+            let shown = local.options.iter().filter(|(k, _)| *k != "branches");
+            let options: Vec<String> = shown.map(|(k, v)| format!("{k}={v}")).collect();
+            if !options.is_empty() {
                 out.push_str(&format!("{} {}\n", soft("options "), options.join(" ")));
             }
             if let Some(space) = local.space {

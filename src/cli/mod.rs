@@ -7,12 +7,16 @@
 mod agent;
 mod check_config;
 mod client;
+mod discover;
 mod doctor;
 mod draw;
+mod merge;
 mod output;
 mod plan;
 mod pools;
+mod socket;
 mod status;
+mod volume;
 mod volumes;
 
 use std::process::ExitCode;
@@ -59,10 +63,14 @@ enum Command {
     Volumes(volumes::Args),
     /// Tell which split a volume would get now, or every reason why there is none.
     Plan(plan::Args),
-    /// List the pools of all nodes.
+    /// List the pools of all nodes, or propose some for this machine.
     Pools(pools::Args),
+    /// Create, mount, unmount and delete volumes on a machine without an orchestrator.
+    Volume(volume::Args),
     /// Show one volume from its pods to its disks, and what is wrong with it.
     Doctor(doctor::Args),
+    /// Merge directories by hand with one MergerFS, on the same code as volumes.
+    Merge(merge::Args),
     /// Check a configuration file: show what it means, or all its faults.
     CheckConfig(check_config::Args),
 }
@@ -132,6 +140,41 @@ pub(crate) enum CliError {
         /// Each single reason.
         reasons: Vec<String>,
     },
+    /// The machine does not tell.
+    #[snafu(display("cannot look at this machine's disks: {source}"))]
+    Host {
+        /// Why.
+        source: crate::platform::HostError,
+    },
+    /// The union was not made, or did not stay.
+    #[snafu(display("{source}"))]
+    Union {
+        /// Why.
+        source: crate::node::union::UnionError,
+    },
+    /// Nobody serves the socket.
+    #[snafu(display(
+        "no agent serves {}: {reason}; start it (systemctl start union-csi), run this as root, or name another socket \
+         with --endpoint", socket.display()
+    ))]
+    NoSocket {
+        /// The socket.
+        socket: std::path::PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The agent did not do what was asked over its socket.
+    #[snafu(display("cannot {action}: {message} ({code})"))]
+    Call {
+        /// What was to be done.
+        action: String,
+        /// The gRPC code.
+        code: &'static str,
+        /// Whether there is no room.
+        full: bool,
+        /// Why.
+        message: String,
+    },
     /// The question for a plan is none.
     #[snafu(display("this does not describe a volume:{}", listed(reasons)))]
     Question {
@@ -150,7 +193,12 @@ impl CliError {
     const fn code(&self) -> u8 {
         match self {
             Self::Config { .. } | Self::Usage { .. } | Self::Question { .. } => USAGE,
+            Self::Call { full: true, .. } => INFEASIBLE,
             Self::Agent { .. }
+            | Self::Host { .. }
+            | Self::Union { .. }
+            | Self::NoSocket { .. }
+            | Self::Call { .. }
             | Self::NoAgent { .. }
             | Self::Answer { .. }
             | Self::Refused { .. }
@@ -204,6 +252,8 @@ fn run(cli: Cli, out: &mut Out) -> Result<u8, CliError> {
         Command::Volumes(args) => volumes::run(&args, out),
         Command::Plan(args) => plan::run(&args, out),
         Command::Pools(args) => pools::run(&args, out),
+        Command::Merge(args) => merge::run(&args, out),
+        Command::Volume(args) => volume::run(args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::CheckConfig(args) => check_config::run(&args, out),
     }

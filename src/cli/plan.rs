@@ -127,18 +127,8 @@ fn feasible(look: Look, plan: &Plan) -> String {
 }
 
 fn infeasible(look: Look, refusal: &Infeasible) -> String {
-    let not = "It does not fit";
-    let told = draw::wrap(&format!("{not}: {}", refusal.reason), look.width).join("\n");
-    let mut out = told.replacen(not, &look.paint(Tone::Bad, not), 1) + "\n";
-    if refusal.largest.is_zero() {
-        out.push_str("No volume of any size would work now with these parameters.\n");
-    } else {
-        out.push_str(&format!(
-            "The largest that would work now: {} ({}).\n",
-            look.paint(Tone::Strong, &draw::size(refusal.largest)),
-            refusal.largest
-        ));
-    }
+    let told = draw::wrap(&refusal.reason, look.width).join("\n");
+    let mut out = look.paint(Tone::Bad, &told) + "\n";
     if refusal.pools.is_empty() {
         return out;
     }

@@ -77,7 +77,7 @@ fn a_plan_and_a_refusal_are_explained() {
     insta::assert_snapshot!("plan", plan::text(WIDE, &plan));
     let refusal: PlanAnswer = serde_json::from_str(
         r#"{"feasible":false,"refusal":{"requested":5497558138880,"largest":1253656657920,
-            "reason":"5 TiB were asked for, and the pools that qualify can give 1.1 TiB","pools":[
+            "reason":"5Ti does not fit: the largest volume that fits now is 1.1 TiB (1253656657920 bytes); 1 of 2 pools qualify","pools":[
             {"node":"nas","pool":"disk1","allocatable":770000000000,"usable":770000000000,"reason":"gives all it has"},
             {"node":"nas","pool":"usb","allocatable":0,"usable":0,"reason":"absent: nothing is mounted at /mnt/usb; mount the filesystem with UUID 51c7-aa02"}
         ]}}"#,

@@ -7,6 +7,8 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 
 use super::{Hosts, Machine, View};
+use crate::controllers::splitter::SplitterFigures;
+use crate::csi::counters::MethodSnapshot;
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, Media, PoolReport, PoolState};
 use crate::domain::split::{BranchFormat, PlannedBranch};
@@ -20,7 +22,7 @@ use crate::store::object::{
     StorageNodeStatus, Version, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus,
 };
 use crate::store::{Collection, Event, Selector, Store, StoreError};
-use crate::telemetry::{Counters, MethodCalls};
+use crate::telemetry::Counters;
 
 /// A name that would run as a script in a careless page.
 pub(crate) const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";
@@ -87,7 +89,8 @@ impl Default for FakeMachine {
         let mut absent = pool("usb", Media::Unknown, 0, 0, 0, 0);
         absent.state = PoolState::Absent;
         absent.message = "nothing is mounted at /mnt/usb; mount the filesystem with UUID 51c7-aa02".into();
-        let calls = MethodCalls {
+        let calls = MethodSnapshot {
+            method: "CreateVolume",
             codes: [("OK", 4), ("RESOURCE_EXHAUSTED", 1)].into(),
             buckets: vec![(0.01, 2), (0.1, 4), (1.0, 5)],
             seconds: 0.42,
@@ -110,7 +113,10 @@ impl Default for FakeMachine {
                 moves_files: false,
                 refused_options: Vec::new(),
             },
-            counters: Counters { csi: [("CreateVolume", calls)].into(), splits: [("planned", 3)].into() },
+            counters: Counters {
+                csi: vec![calls],
+                splitter: SplitterFigures { plans: 3, ..SplitterFigures::default() },
+            },
             problems: Vec::new(),
             hangs: false,
         }

@@ -1,7 +1,8 @@
 //! From what the node shows to samples. Pure.
 
+use super::Scrape;
 use super::table::{self, Spec};
-use super::{MethodCalls, Scrape};
+use crate::csi::counters::MethodSnapshot;
 use crate::domain::pool::{PoolReport, PoolState};
 use crate::domain::union::UnionKind;
 use crate::node::volume::VolumeSnapshot;
@@ -42,11 +43,20 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
     add(&table::AGENT_CPU, &[], Value::Real(scrape.agent.cpu_seconds));
     scrape.pools.iter().for_each(|p| pool(&mut add, p));
     scrape.volumes.iter().for_each(|v| volume(&mut add, v, scrape));
-    for (method, calls) in &scrape.counters.csi {
-        csi(&mut add, method, calls);
+    scrape.counters.csi.iter().for_each(|calls| csi(&mut add, calls));
+    let splitter = &scrape.counters.splitter;
+    for (outcome, n) in
+        [("planned", splitter.plans), ("infeasible", splitter.infeasible), ("replanned", splitter.replans)]
+    {
+        add(&table::SPLITS, &[outcome], Value::Count(n));
     }
-    for (outcome, n) in &scrape.counters.splits {
-        add(&table::SPLITS, &[outcome], Value::Count(*n));
+    for (spec, n) in [
+        (&table::SPLITTER_RECONCILES, splitter.reconciles),
+        (&table::SPLITTER_ERRORS, splitter.errors),
+        (&table::WAITING, splitter.waiting),
+        (&table::ORPHANS, splitter.orphans),
+    ] {
+        add(spec, &[], Value::Count(n));
     }
     families
 }
@@ -101,7 +111,8 @@ fn volume(add: &mut impl FnMut(&'static Spec, &[&str], Value), volume: &VolumeSn
     }
 }
 
-fn csi(add: &mut impl FnMut(&'static Spec, &[&str], Value), method: &str, calls: &MethodCalls) {
+fn csi(add: &mut impl FnMut(&'static Spec, &[&str], Value), calls: &MethodSnapshot) {
+    let method = calls.method;
     for (code, n) in &calls.codes {
         add(&table::CSI_CALLS, &[method, code], Value::Count(*n));
     }

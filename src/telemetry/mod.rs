@@ -10,12 +10,13 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::DescriptorEncoder;
-use prometheus_client::encoding::text;
+use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tracing_subscriber::EnvFilter;
 
+use crate::controllers::splitter::SplitterFigures;
+use crate::csi::counters::MethodSnapshot;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
 use crate::node::union::UnionAbilities;
@@ -38,24 +39,13 @@ pub fn init(filter: &str, json: bool) {
     let _ = if json { builder.json().flatten_event(true).try_init() } else { builder.try_init() };
 }
 
-/// Calls of one CSI method.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct MethodCalls {
-    /// How many ended with which gRPC code, named as in the specification (`OK`, `NOT_FOUND`, …).
-    pub codes: BTreeMap<&'static str, u64>,
-    /// How many took at most so many seconds, by bound, each bound including the lower ones'.
-    pub buckets: Vec<(f64, u64)>,
-    /// Seconds that all of them took.
-    pub seconds: f64,
-}
-
 /// What was counted since the agent started.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Counters {
     /// CSI calls by method.
-    pub csi: BTreeMap<&'static str, MethodCalls>,
-    /// Splits by outcome: `planned`, `infeasible`, `replanned`.
-    pub splits: BTreeMap<&'static str, u64>,
+    pub csi: Vec<MethodSnapshot>,
+    /// What the splitter has done.
+    pub splitter: SplitterFigures,
 }
 
 /// What the agent's own process takes.
@@ -149,24 +139,26 @@ impl Collector for Gathered {
             let unit = spec.unit.map(|unit| unit.prometheus());
             let mut metric = encoder.encode_descriptor(spec.base_name(), spec.help, unit.as_ref(), kind)?;
             for (labels, value) in &family.samples {
-                let mut one = metric.encode_family(labels)?;
-                match value {
-                    Value::Count(n) if spec.kind == Kind::Counter => {
-                        one.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(n, None)?;
-                    }
-                    Value::Count(n) => one.encode_gauge(n)?,
-                    Value::Real(x) if spec.kind == Kind::Counter => {
-                        one.encode_counter::<prometheus_client::encoding::NoLabelSet, _, f64>(x, None)?;
-                    }
-                    Value::Real(x) => one.encode_gauge(x)?,
-                    Value::Times { sum, count, buckets } => one
-                        .encode_histogram::<prometheus_client::encoding::NoLabelSet>(
-                            *sum, *count, buckets, None,
-                        )?,
+                if labels.is_empty() {
+                    put(spec.kind, value, &mut metric)?;
+                } else {
+                    put(spec.kind, value, &mut metric.encode_family(labels)?)?;
                 }
             }
         }
         Ok(())
+    }
+}
+
+fn put(kind: Kind, value: &Value, one: &mut MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+    match (kind, value) {
+        (Kind::Counter, Value::Count(n)) => one.encode_counter::<NoLabelSet, _, f64>(n, None),
+        (Kind::Counter, Value::Real(x)) => one.encode_counter::<NoLabelSet, _, f64>(x, None),
+        (_, Value::Count(n)) => one.encode_gauge(n),
+        (_, Value::Real(x)) => one.encode_gauge(x),
+        (_, Value::Times { sum, count, buckets }) => {
+            one.encode_histogram::<NoLabelSet>(*sum, *count, buckets, None)
+        }
     }
 }
 

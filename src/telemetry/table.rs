@@ -123,7 +123,15 @@ metrics! {
     CSI_SECONDS "union_csi_csi_call_seconds" Histogram SECONDS, ["method"],
         "How long CSI calls took.";
     SPLITS "union_csi_splits_total" Counter None, ["outcome"],
-        "Splits that this node computed as the leader, by outcome (planned, infeasible, replanned).";
+        "Splits that the splitter computed, by outcome: planned, infeasible, or replanned because a node refused a branch.";
+    SPLITTER_RECONCILES "union_csi_splitter_reconciles_total" Counter None, [],
+        "Decisions that the splitter made.";
+    SPLITTER_ERRORS "union_csi_splitter_errors_total" Counter None, [],
+        "Writes of the splitter that failed, conflicts with other writers included.";
+    WAITING "union_csi_volumes_waiting" Gauge None, [],
+        "Volumes that wait for room.";
+    ORPHANS "union_csi_branches_orphaned" Gauge None, [],
+        "Branches whose volume does not exist.";
     AGENT_MEMORY "union_csi_agent_resident_bytes" Gauge BYTES, [],
         "Resident memory of the agent.";
     AGENT_CPU "union_csi_agent_cpu_seconds_total" Counter SECONDS, [],
