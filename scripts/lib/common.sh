@@ -50,15 +50,30 @@ need_host_programs() {
         setpriv util-linux setfattr attr curl curl
 }
 
-# A C compiler for one dependency, and Rust at the version of rust-toolchain.toml.
+# A C compiler for one dependency, and Rust at the version of rust-toolchain.toml: the distribution's rustup, else rustup's
+# own installer.
 need_rust() {
     need cc build-essential
-    if ! command -v cargo >/dev/null 2>&1; then
-        [ -x "$HOME/.cargo/bin/cargo" ] && PATH="$HOME/.cargo/bin:$PATH"
-    fi
-    if ! command -v cargo >/dev/null 2>&1 && apt-cache show rustup >/dev/null 2>&1; then
+    PATH="$HOME/.cargo/bin:$PATH"
+    command -v cargo >/dev/null 2>&1 && return 0
+    command -v apt-get >/dev/null 2>&1 && apt-get update -qq
+    if apt-cache show rustup >/dev/null 2>&1; then
         need rustup rustup
+        return 0
     fi
-    command -v cargo >/dev/null 2>&1 ||
-        die "Rust is missing. Install rustup (https://rustup.rs) and try again; it fetches the version that rust-toolchain.toml names."
+    need curl curl
+    step "installing rustup into $HOME/.cargo"
+    curl --proto '=https' --tlsv1.2 -fsS https://sh.rustup.rs | sh -s -- -y --quiet --no-modify-path --profile minimal --default-toolchain none ||
+        die "Rust is missing and could not be installed. Install rustup (https://rustup.rs) and try again."
+}
+
+# Go for the conformance suite; an older one fetches what go.mod asks for since 1.21.
+need_go() {
+    command -v go >/dev/null 2>&1 || need go golang-go
+    local minor
+    minor=$(go env GOVERSION | sed 's/go1\.\([0-9]*\).*/\1/')
+    [ "$minor" -ge 21 ] || {
+        echo "Go 1.21 or later is needed, $(go env GOVERSION) is installed: see https://go.dev/doc/install"
+        return 77
+    }
 }
