@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use super::bring_up::{differs, foreign, publish_attr};
 use super::error::VolumeError;
 use super::paths::Place;
 use super::record::{Phase, Record};
@@ -66,7 +65,7 @@ impl Core {
         bound
     }
 
-    /// Refuses a target that is mounted otherwise, or that holds files, which would be hidden and then removed.
+    /// Refuses a second target of a single workload's volume, and a target that is mounted otherwise or that holds files, which would be hidden and then removed.
     fn free_or_ours(
         &self,
         record: &Record,
@@ -76,14 +75,28 @@ impl Core {
         let volume = record.volume();
         let view = self.view(record)?;
         let now = view.origin(record, &self.records.directory(volume));
+        if request.access_mode == AccessMode::SingleNodeSingleWriter {
+            for other in record.publishes.iter().filter(|p| p.target != request.target) {
+                let place = self.places.open(&other.target, false)?;
+                if place.is_some_and(|place| view.at(&place.real).is_some()) {
+                    return Err(VolumeError::Busy {
+                        volume: volume.clone(),
+                        reason: format!(
+                            "it is published at {} and its access mode allows one workload at a time",
+                            other.target.display()
+                        ),
+                    });
+                }
+            }
+        }
         match view.find(&target.real, volume, now.as_ref(), record.origin.as_ref()) {
-            Found::Foreign(entry) => Err(foreign(&target.real, &entry.fs_type, &entry.source)),
+            Found::Foreign(entry) => Err(VolumeError::foreign(&target.real, entry)),
             Found::Stale(_) => Ok(()),
             Found::Ours(entry) => {
-                let wanted = publish_attr(record, request)?;
+                let wanted = flags::published(record, request)?;
                 match flags::difference(flags::of(entry), wanted) {
                     Some(reason) if record.kind != UnionKind::Block => {
-                        Err(differs(record, &request.target, reason))
+                        Err(VolumeError::differs(record, &request.target, reason))
                     }
                     _ => Ok(()),
                 }
@@ -115,7 +128,7 @@ impl Core {
         let Access::Mount { group: Some(group), .. } = request.access else { return Ok(()) };
         match record.group {
             Some(applied) if applied == group => Ok(()),
-            Some(applied) => Err(differs(
+            Some(applied) => Err(VolumeError::differs(
                 record,
                 &request.target,
                 format!(
@@ -124,7 +137,7 @@ impl Core {
                 ),
             )),
             None => {
-                let read_only = publish_attr(record, request)?.read_only;
+                let read_only = flags::published(record, request)?.read_only;
                 if !read_only && record.kind != UnionKind::Block {
                     let anchor = self.anchor(record)?;
                     self.set_group(record, &anchor.real, group)?;
@@ -188,7 +201,7 @@ impl Core {
                 Found::Nothing => return Ok(()),
                 Found::Ours(_) => self.unmount(volume, place, false)?,
                 Found::Stale(_) => self.unmount(volume, place, true)?,
-                Found::Foreign(entry) => return Err(foreign(&place.real, &entry.fs_type, &entry.source)),
+                Found::Foreign(entry) => return Err(VolumeError::foreign(&place.real, entry)),
             }
         }
         Err(VolumeError::Path {
@@ -201,14 +214,14 @@ impl Core {
 /// Refuses what the staged volume cannot give.
 fn check(record: &Record, request: &PublishRequest) -> Result<(), VolumeError> {
     let volume = record.volume();
-    let differ = |reason: &str| Err(differs(record, &record.request.staging, reason.to_owned()));
+    let differ = |reason: &str| Err(VolumeError::differs(record, &record.request.staging, reason.to_owned()));
     match (&record.request.access, &request.access) {
         (Access::Mount { .. }, Access::Block) => return differ("it is staged with a filesystem"),
         (Access::Block, Access::Mount { .. }) => return differ("it is staged as a block device"),
         _ => {}
     }
     // Also tells an unknown flag.
-    let attr = publish_attr(record, request)?;
+    let attr = flags::published(record, request)?;
     if record.reader_only() && !request.access_mode.reader_only() {
         return differ("it is staged for reading only");
     }
@@ -218,18 +231,6 @@ fn check(record: &Record, request: &PublishRequest) -> Result<(), VolumeError> {
             volume: volume.clone(),
             reason: "a block device is read-only by its access mode only: use SINGLE_NODE_READER_ONLY"
                 .to_owned(),
-        });
-    }
-    let other = record.publishes.iter().find(|p| p.target != request.target);
-    if request.access_mode == AccessMode::SingleNodeSingleWriter
-        && let Some(other) = other
-    {
-        return Err(VolumeError::Busy {
-            volume: volume.clone(),
-            reason: format!(
-                "it is published at {} and its access mode allows one workload at a time",
-                other.target.display()
-            ),
         });
     }
     Ok(())

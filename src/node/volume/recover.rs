@@ -1,8 +1,8 @@
 //! Going on where an earlier agent stopped.
 
 use super::Core;
-use super::bring_up::parallel;
 use super::error::VolumeError;
+use super::parallel::parallel;
 use super::record::Phase;
 use super::repair::Outcome;
 use super::slot::Slot;

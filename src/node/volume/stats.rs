@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::bring_up::{anchor_path, parallel};
+use super::bring_up::anchor_path;
+use super::diagnose::{BranchSeen, partial_reason};
 use super::error::VolumeError;
+use super::parallel::parallel;
 use super::record::{Phase, Record, branch_mount};
-use super::repair::{BranchSeen, partial_reason};
 use super::slot::Slot;
 use super::types::{AttachedBranch, Health, Usage, VolumeSnapshot, VolumeStats};
 use super::view::{Found, View};
