@@ -38,10 +38,13 @@ impl Core {
         self.apply_group(record)?;
         self.ensure_union(slot, record)?;
         let before = record.origin.clone();
-        let now = self.settle_origin(record)?;
-        self.ensure_staged(record, &now, before.as_ref())?;
-        for publish in record.publishes.clone() {
-            self.mend_published(record, &publish, &now, before.as_ref())?;
+        let (now, view) = self.settle_origin(record)?;
+        self.ensure_staged(record, &now, before.as_ref(), view)?;
+        if !record.publishes.is_empty() {
+            let view = self.view(record)?;
+            for publish in record.publishes.clone() {
+                self.mend_published(record, &publish, &now, before.as_ref(), &view)?;
+            }
         }
         if record.restoring {
             record.restoring = false;
@@ -141,17 +144,18 @@ impl Core {
     }
 
     /// What the binds of the volume must show from now on. Where they show a union that is gone, it is exchanged under
-    /// them, in this and all other mount namespaces.
-    fn settle_origin(&self, record: &mut Record) -> Result<Origin, VolumeError> {
+    /// them, in this and all other mount namespaces. Also the mounts as they are then.
+    fn settle_origin(&self, record: &mut Record) -> Result<(Origin, View), VolumeError> {
         let directory = self.records.directory(record.volume());
-        let Some(now) = self.view(record)?.origin(record, &directory) else {
+        let mut view = self.view(record)?;
+        let Some(now) = view.origin(record, &directory) else {
             return Err(VolumeError::Incomplete {
                 volume: record.volume().clone(),
                 reason: "what it is made of was unmounted meanwhile; try again".to_owned(),
             });
         };
         let before = record.origin.replace(now.clone());
-        if let Some(before) = before
+        if let Some(before) = &before
             && before.device != now.device
             && matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs)
         {
@@ -166,6 +170,7 @@ impl Core {
             let swap = self.host.swap_mounts(before.device, &living).map_err(|e| {
                 VolumeError::host(record.volume(), "put the new union under running workloads", e)
             })?;
+            view = self.view(record)?;
             record.heals += 1;
             tracing::info!(
                 volume.id = %record.volume(),
@@ -176,8 +181,10 @@ impl Core {
                 "union replaced"
             );
         }
-        self.save(record)?;
-        Ok(now)
+        if before.as_ref() != Some(&now) {
+            self.save(record)?;
+        }
+        Ok((now, view))
     }
 
     /// Binds the volume at its staging path.
@@ -186,10 +193,11 @@ impl Core {
         record: &mut Record,
         now: &Origin,
         before: Option<&Origin>,
+        view: View,
     ) -> Result<(), VolumeError> {
         let directory = self.records.directory(record.volume());
         let staging = self.place(&record.request.staging, true)?;
-        if self.view(record)?.at(&staging.real).is_none() {
+        if view.at(&staging.real).is_none() {
             if !record.made_staging && self.missing(record, &staging)? {
                 record.made_staging = true;
                 self.save(record)?;
@@ -213,7 +221,7 @@ impl Core {
                 (device.unwrap_or_default(), MountAttr::default())
             }
         };
-        self.bind(record, &source, &anchor, attr, now, before)
+        self.bind(record, &source, &anchor, attr, (now, before), view)
     }
 
     /// Binds the staged volume at a target where a dead mount of it lies. A target that someone unmounted is put back only
@@ -224,12 +232,12 @@ impl Core {
         publish: &PublishRequest,
         now: &Origin,
         before: Option<&Origin>,
+        view: &View,
     ) -> Result<(), VolumeError> {
         let Some(target) = self.places.open(&publish.target, false)? else { return Ok(()) };
-        let view = self.view(record)?;
         let stale = matches!(view.find(&target.real, record.volume(), Some(now), before), Found::Stale(_));
         if stale || record.restoring {
-            self.ensure_published(record, publish, now, before)?;
+            self.ensure_published(record, publish, now, before, self.view(record)?)?;
         }
         Ok(())
     }
@@ -241,11 +249,12 @@ impl Core {
         publish: &PublishRequest,
         now: &Origin,
         before: Option<&Origin>,
+        view: View,
     ) -> Result<(), VolumeError> {
         let target = self.place(&publish.target, false)?;
         let attr = flags::published(record, publish)?;
         let source = self.anchor(record)?.real;
-        self.bind(record, &source, &target, attr, now, before)
+        self.bind(record, &source, &target, attr, (now, before), view)
     }
 
     /// Binds `source` at the place, once and with these attributes; dead mounts of the volume there are removed first.
@@ -255,12 +264,12 @@ impl Core {
         source: &Path,
         place: &Place,
         attr: MountAttr,
-        now: &Origin,
-        before: Option<&Origin>,
+        (now, before): (&Origin, Option<&Origin>),
+        mut view: View,
     ) -> Result<(), VolumeError> {
         let volume = record.volume();
         for _ in 0..MAX_STACK {
-            match self.view(record)?.find(&place.real, volume, Some(now), before) {
+            match view.find(&place.real, volume, Some(now), before) {
                 Found::Nothing => {
                     let made = self.missing(record, place)?;
                     let target: OwnedFd =
@@ -290,6 +299,7 @@ impl Core {
                     self.host
                         .unmount(&place.handle(), true)
                         .map_err(|e| VolumeError::host(volume, "remove a dead mount", e))?;
+                    view = self.view(record)?;
                 }
                 Found::Foreign(entry) => return Err(VolumeError::foreign(&place.real, entry)),
             }

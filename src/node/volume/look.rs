@@ -67,15 +67,19 @@ impl Core {
         &self,
         slot: &Slot,
         record: &Record,
+        view: &View,
     ) -> Result<(Seen, Option<ProcessId>), VolumeError> {
         let volume = record.volume();
-        let view = self.view(record)?;
         let now = Instant::now();
-        let branches = self.look_at_branches(slot, record, &view);
+        let branches = self.look_at_branches(slot, record, view);
         let (union, process) = match record.kind {
             UnionKind::Bind | UnionKind::Block => (UnionSeen::Unneeded, None),
             UnionKind::Overlay | UnionKind::Mergerfs => {
-                match self.unions.observe(volume).map_err(|e| VolumeError::union(volume, e))? {
+                match self
+                    .unions
+                    .observe_in(volume, view.table())
+                    .map_err(|e| VolumeError::union(volume, e))?
+                {
                     UnionState::Running { process, .. } => {
                         let mut hints = slot.hints();
                         hints.hung = None;
@@ -95,7 +99,7 @@ impl Core {
                 }
             }
         };
-        Ok((Seen { union, branches, binds: self.binds_broken(record, &view)? }, process))
+        Ok((Seen { union, branches, binds: self.binds_broken(record, view)? }, process))
     }
 
     /// How the branches stand that the record's union runs with.

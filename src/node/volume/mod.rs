@@ -232,7 +232,7 @@ impl Volumes {
         let (core, volume) = (self.core.clone(), volume.clone());
         tokio::task::spawn_blocking(move || {
             let _guard = guard;
-            core.heal(&slot, &volume)
+            core.heal(&slot, &volume, None)
         })
         .await
         .ok()

@@ -7,7 +7,7 @@ use super::paths::Place;
 use super::record::{Phase, Record};
 use super::slot::Slot;
 use super::types::{Access, PublishRequest};
-use super::view::Found;
+use super::view::{Found, View};
 use super::{Core, flags};
 use crate::domain::VolumeId;
 use crate::domain::union::UnionKind;
@@ -40,8 +40,8 @@ impl Core {
         };
         check(&record, request)?;
         // Looks at the kernel and repairs what is dead: what is bound below is alive.
-        self.repair(slot, &mut record)?;
-        self.free_or_ours(&record, request, &target)?;
+        let view = self.repair(slot, &mut record)?;
+        self.free_or_ours(&record, request, &target, &view)?;
         self.apply_publish_group(&mut record, request)?;
         let known = record.publishes.iter().position(|p| p.target == request.target);
         if known.is_none_or(|i| record.publishes[i] != *request) {
@@ -52,10 +52,10 @@ impl Core {
             self.save(&record)?;
         }
         let directory = self.records.directory(volume);
-        let Some(now) = self.view(&record)?.origin(&record, &directory) else {
+        let Some(now) = view.origin(&record, &directory) else {
             return Err(VolumeError::NotStaged { volume: volume.clone(), staging: request.staging.clone() });
         };
-        let bound = self.ensure_published(&record, request, &now, record.origin.as_ref());
+        let bound = self.ensure_published(&record, request, &now, record.origin.as_ref(), view);
         if bound.is_err() && known.is_none() {
             record.publishes.retain(|p| p.target != request.target);
             if let Err(error) = self.save(&record) {
@@ -71,9 +71,9 @@ impl Core {
         record: &Record,
         request: &PublishRequest,
         target: &Place,
+        view: &View,
     ) -> Result<(), VolumeError> {
         let volume = record.volume();
-        let view = self.view(record)?;
         let now = view.origin(record, &self.records.directory(volume));
         if request.access_mode == AccessMode::SingleNodeSingleWriter {
             for other in record.publishes.iter().filter(|p| p.target != request.target) {
@@ -194,7 +194,7 @@ impl Core {
             let view = self
                 .host
                 .mounts()
-                .map(super::view::View::new)
+                .map(View::new)
                 .map_err(|e| VolumeError::host(volume, "read the kernel's mounts", e))?;
             let now = record.and_then(|r| view.origin(r, &directory));
             match view.find(&place.real, volume, now.as_ref(), before) {

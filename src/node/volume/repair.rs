@@ -7,6 +7,7 @@ use super::error::VolumeError;
 use super::record::{Phase, Record, branch_mount};
 use super::slot::Slot;
 use super::tally::Tally;
+use super::view::View;
 use super::{ANSWER_TIMEOUT, Core};
 use crate::domain::VolumeId;
 use crate::domain::policy::OnBranchLoss;
@@ -42,19 +43,25 @@ pub enum Outcome {
 }
 
 impl Core {
-    /// Repairs a staged volume for a caller who needs it now. An error says why it cannot be used.
-    pub(super) fn repair(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
-        let (seen, process) = self.look(slot, record)?;
+    /// Repairs a staged volume for a caller who needs it now, and returns the mounts as they are then. An error says why it
+    /// cannot be used.
+    pub(super) fn repair(&self, slot: &Slot, record: &mut Record) -> Result<View, VolumeError> {
+        let view = self.view(record)?;
+        let (seen, process) = self.look(slot, record, &view)?;
         match decide(facts(record), &seen) {
-            Action::Nothing | Action::Rejoin => Ok(()),
+            Action::Nothing | Action::Rejoin => Ok(view),
             // A branch that waits makes its own files wait and no others; a hung daemon serves nobody.
-            Action::Report(_) if !matches!(seen.union, UnionSeen::Hung(..)) => Ok(()),
-            action => self.apply(slot, record, action, process.as_ref()),
+            Action::Report(_) if !matches!(seen.union, UnionSeen::Hung(..)) => Ok(view),
+            action => {
+                self.apply(slot, record, action, process.as_ref())?;
+                self.view(record)
+            }
         }
     }
 
-    /// Looks at the volume and repairs it where needed and where it is time to try.
-    pub(super) fn heal(&self, slot: &Slot, volume: &VolumeId) -> Outcome {
+    /// Looks at the volume and repairs it where needed and where it is time to try. `view` are the mounts, where they have
+    /// just been read.
+    pub(super) fn heal(&self, slot: &Slot, volume: &VolumeId, view: Option<&View>) -> Outcome {
         let mut record = match self.records.load(volume) {
             Ok(Some(record)) => record,
             Ok(None) => return Outcome::Gone,
@@ -63,7 +70,11 @@ impl Core {
         if record.phase != Phase::Staged {
             return Outcome::Fine;
         }
-        let (seen, process) = match self.look(slot, &record) {
+        let looked = match view {
+            Some(view) => self.look(slot, &record, view),
+            None => self.view(&record).and_then(|view| self.look(slot, &record, &view)),
+        };
+        let (seen, process) = match looked {
             Ok(seen) => seen,
             Err(error) => return self.troubled(slot, volume, &error.to_string()),
         };

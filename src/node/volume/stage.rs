@@ -49,7 +49,7 @@ impl Core {
                 if let Some(reason) = difference(&record.request, request) {
                     return Err(VolumeError::differs(&record, &record.request.staging, reason));
                 }
-                return self.repair(slot, &mut record);
+                return self.repair(slot, &mut record).map(|_| ());
             }
             // Begun and never finished: what an earlier attempt made is taken back, the request may be another now.
             self.take_back(slot, &mut record)?;

@@ -84,7 +84,7 @@ impl Core {
             }
         }
         if matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs) {
-            match self.unions.observe(record.volume()) {
+            match self.unions.observe_in(record.volume(), view.table()) {
                 Ok(UnionState::Running { .. }) => {}
                 Ok(UnionState::Hung { process, .. }) => {
                     answering = false;
@@ -183,7 +183,7 @@ impl Core {
             };
         }
         let union = matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs);
-        let (pid, options) = match self.unions.observe(volume) {
+        let (pid, options) = match self.unions.observe_in(volume, view.table()) {
             Ok(UnionState::Running { process, .. }) if union => {
                 let options = if process.is_some() {
                     self.unions.options(volume).unwrap_or_default()

@@ -327,9 +327,9 @@ impl Host {
         }
     }
 
-    /// Asks what lies at `path` for its statfs and stat, in a thread that is abandoned when it does not come back in time. While
-    /// an abandoned question about the path is still open and nothing else was mounted there, further ones are answered
-    /// [`Liveness::Hung`] at once.
+    /// Asks what lies at `path` for its statfs and stat, in a thread that is abandoned when it does not come back in time.
+    /// While an abandoned question about the path is still open and nothing else was mounted there, further ones are
+    /// answered [`Liveness::Hung`] at once.
     ///
     /// # Errors
     /// No thread could be started.

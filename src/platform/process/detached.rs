@@ -23,8 +23,6 @@ use crate::platform::{Host, HostError, Result, failed};
 
 /// What the program finds its own helpers by; the agent's `PATH` may be anything.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// From linux/capability.h; libc has no name for it.
-const CAP_SYS_RESOURCE: libc::c_ulong = 24;
 /// How much of the end of the log goes into a message.
 const LOG_KEPT: u64 = 2048;
 
@@ -156,7 +154,6 @@ impl Prepared {
             libc::umask(0o022);
             if self.keeps_capabilities {
                 checked(libc::prctl(libc::PR_SET_SECUREBITS, libc::SECBIT_NO_SETUID_FIXUP))?;
-                checked(libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE))?;
             }
             // Closed by exec rather than here: the standard library still has its own pipe to tell a failed exec by. On
             // kernels before 5.11 this fails, and what the agent opens with O_CLOEXEC, which is all of it, is closed still.

@@ -30,8 +30,7 @@ pub struct DetachedCommand {
     /// Soft and hard limit of open files, as far as the hard limit allows.
     pub open_files: u64,
     /// Whether it keeps its capabilities while it acts as another user, as a file server does behind a kernel that has
-    /// checked the user's permissions already (`SECBIT_NO_SETUID_FIXUP`, capabilities(7)); only `CAP_SYS_RESOURCE` it
-    /// never has then, by which it would exceed quotas. Needs `CAP_SETPCAP`.
+    /// checked the user's permissions already (`SECBIT_NO_SETUID_FIXUP`, capabilities(7)). Needs `CAP_SETPCAP`.
     pub keeps_capabilities: bool,
     /// Whether it runs in init's mount namespace, where that is another than the agent's: `program` and `args` are paths
     /// there. `log` is a path of the agent's in any case.
