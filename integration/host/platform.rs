@@ -202,6 +202,7 @@ fn sleeping(scratch: &Scratch, cgroup: &str, script: &str) -> DetachedCommand {
         log: scratch.join("log"),
         cgroup: cgroup.to_owned(),
         open_files: 1 << 30,
+        keeps_capabilities: false,
         host_namespace: false,
     }
 }
@@ -304,6 +305,7 @@ fn platform_helper_agent() {
         log: Path::new(&directory).join("log"),
         cgroup: "platform-test-survives".to_owned(),
         open_files: 1024,
+        keeps_capabilities: false,
         host_namespace: false,
     };
     let host = Host::new();

@@ -137,6 +137,7 @@ fn a_detached_process_cannot_write_past_quotas() {
             log: scratch.join("log"),
             cgroup: "vm-test".to_owned(),
             open_files: 1024,
+            keeps_capabilities: false,
             host_namespace: false,
         })
         .expect("a process");

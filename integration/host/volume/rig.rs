@@ -67,6 +67,11 @@ impl Rig {
 
     /// A node with pools: name, filesystem, MiB.
     pub(super) fn with(pools: &[(&str, &str, u64)]) -> Self {
+        // What the agent logs, when a test fails or is asked to tell (`RUST_LOG`).
+        let _ = tracing_subscriber::fmt()
+            .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+            .with_test_writer()
+            .try_init();
         let scratch = Scratch::new();
         // Workloads of other users find their way to their volumes.
         fs::set_permissions(scratch.path(), fs::Permissions::from_mode(0o711)).expect("chmod");
@@ -228,23 +233,27 @@ impl Rig {
 
     /// Nothing of any volume is left: no mounts, no processes, no loop devices, no directories.
     pub(super) fn assert_nothing_left(&self) {
+        self.assert_nothing_left_after("the test");
+    }
+
+    /// As [`Rig::assert_nothing_left`], telling after what.
+    pub(super) fn assert_nothing_left_after(&self, after: &str) {
         let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
         for place in [&self.mnt, &self.state] {
             let place = place.to_str().expect("utf-8");
             let left: Vec<_> = table.lines().filter(|l| l.contains(place)).collect();
-            assert!(left.is_empty(), "mounts are left: {left:#?}");
+            assert!(left.is_empty(), "mounts are left after {after}: {left:#?}");
         }
-        assert_eq!(processes_of(self.scratch.path()), Vec::<i32>::new(), "processes are left");
+        let processes = processes_of(self.scratch.path());
+        assert!(processes.is_empty(), "processes are left after {after}: {processes:?}");
         let loops = self.loop_devices();
-        assert!(loops.is_empty(), "loop devices are left: {loops:?}");
-        let volumes = fs::read_dir(self.state.join("volumes")).expect("volumes");
-        let left: Vec<_> = volumes.map(|e| e.expect("entry").file_name()).collect();
-        assert!(left.is_empty(), "state is left: {left:?}");
-        let unions = fs::read_dir(self.state.join("unions")).map(|d| d.count()).unwrap_or_default();
-        assert_eq!(unions, 0, "records of unions are left");
-        let made: Vec<OsString> =
-            fs::read_dir(&self.mnt).expect("mnt").map(|e| e.expect("entry").file_name()).collect();
-        assert!(made.is_empty(), "directories are left: {made:?}");
+        assert!(loops.is_empty(), "loop devices are left after {after}: {loops:?}");
+        for directory in ["volumes", "unions"] {
+            let left = names(&self.state.join(directory));
+            assert!(left.is_empty(), "state is left in {directory} after {after}: {left:?}");
+        }
+        let left = names(&self.mnt);
+        assert!(left.is_empty(), "directories are left after {after}: {left:?}");
     }
 
     /// Loop devices of branches in this scratch directory.
@@ -367,6 +376,10 @@ fn pool(scratch: &Scratch, name: &str) -> PoolSettings {
     }
 }
 
+fn names(directory: &Path) -> Vec<OsString> {
+    fs::read_dir(directory).into_iter().flatten().map(|e| e.expect("entry").file_name()).collect()
+}
+
 /// An agent's parts, as `app` wires them.
 pub(super) fn agent(
     host: &Host,
@@ -401,7 +414,7 @@ pub(super) fn processes_of(directory: &Path) -> Vec<i32> {
         .filter(|pid| {
             let args = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let args = String::from_utf8_lossy(&args).into_owned();
-            args.starts_with(|c| c == '/' || c == 'm')
+            args.starts_with(['/', 'm'])
                 && args.split('\0').next().is_some_and(|p| p.ends_with("mergerfs"))
                 && args.contains(&directory)
         })

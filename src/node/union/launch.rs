@@ -128,6 +128,11 @@ impl Launch<'_> {
             log: self.log.clone(),
             cgroup: cgroup(&self.spec.volume),
             open_files: OPEN_FILES,
+            // FUSE checks the caller's permissions (`default_permissions`), all groups included. MergerFS takes the
+            // caller's id after that, with such groups only as the host's group file tells: without its capabilities it
+            // would refuse members of a group that only the workload knows (fsGroup), and could not even reach the
+            // branches through directories of root's.
+            keeps_capabilities: true,
             host_namespace: false,
         }
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::launch::{host, remove_mount_point};
 use super::{UnionError, UnionSpec, UnionState};
 use crate::platform::Host;
-use crate::platform::mount::{MountAttr, MountEntry};
+use crate::platform::mount::{MountAttr, MountEntry, MountTable};
 
 /// Most layers that are asked for; the kernel takes 500.
 const LAYERS_MAX: usize = 500;
@@ -21,7 +21,11 @@ fn data(mount_point: &Path) -> PathBuf {
 /// The overlay mounted for a union at `mount_point`.
 pub(super) fn mounted(host_: &Host, mount_point: &Path) -> Result<Option<MountEntry>, UnionError> {
     let table = host_.mounts().map_err(host("read the mount table"))?;
-    Ok(table.at(&data(mount_point)).filter(|e| e.fs_type == "overlay").cloned())
+    Ok(mounted_in(&table, mount_point).cloned())
+}
+
+fn mounted_in<'a>(mounts: &'a MountTable, mount_point: &Path) -> Option<&'a MountEntry> {
+    mounts.at(&data(mount_point)).filter(|e| e.fs_type == "overlay")
 }
 
 /// Mounts it.
@@ -54,11 +58,11 @@ pub(super) fn mount(host_: &Host, spec: &UnionSpec) -> Result<(u32, u32), UnionE
 }
 
 /// How it stands.
-pub(super) fn observe(host_: &Host, mount_point: &Path) -> Result<UnionState, UnionError> {
-    Ok(match mounted(host_, mount_point)? {
+pub(super) fn observe(mounts: &MountTable, mount_point: &Path) -> UnionState {
+    match mounted_in(mounts, mount_point) {
         Some(entry) => UnionState::Running { process: None, device: entry.device },
         None => UnionState::Absent,
-    })
+    }
 }
 
 /// Unmounts it and removes its directories.

@@ -10,6 +10,7 @@ use super::{UnionError, UnionSpec, UnionState, Unions, overlay};
 use crate::domain::VolumeId;
 use crate::domain::union::UnionKind;
 use crate::platform::HostError;
+use crate::platform::mount::MountTable;
 
 /// How long a union may take to say that it is there.
 const PING_BOUND: Duration = Duration::from_secs(2);
@@ -100,6 +101,17 @@ impl Unions {
     pub fn observe(&self, volume: &VolumeId) -> Result<UnionState, UnionError> {
         match self.records.load(volume)? {
             Some(record) => self.state(&record),
+            None => Ok(UnionState::Absent),
+        }
+    }
+
+    /// As [`Unions::observe`], for who has just read the mounts: where there are thousands, reading them is what costs.
+    ///
+    /// # Errors
+    /// The kernel's tables cannot be read.
+    pub fn observe_in(&self, volume: &VolumeId, mounts: &MountTable) -> Result<UnionState, UnionError> {
+        match self.records.load(volume)? {
+            Some(record) => self.state_in(&record, mounts),
             None => Ok(UnionState::Absent),
         }
     }
@@ -246,6 +258,10 @@ impl Unions {
     }
 
     fn state(&self, record: &Record) -> Result<UnionState, UnionError> {
+        self.state_in(record, &self.host.mounts().map_err(host("read the mount table"))?)
+    }
+
+    fn state_in(&self, record: &Record, mounts: &MountTable) -> Result<UnionState, UnionError> {
         if record.boot_id != self.boot_id {
             return Ok(UnionState::Absent);
         }
@@ -255,14 +271,14 @@ impl Unions {
         }
         let point = &record.spec.mount_point;
         if record.spec.kind == UnionKind::Overlay {
-            return overlay::observe(&self.host, point);
+            return Ok(overlay::observe(mounts, point));
         }
         let process = match &record.process {
             Some(id) => self.host.process_open(id).map_err(host("look for mergerfs"))?.map(|_| id.clone()),
             None => None,
         };
-        let mounted = launch::mounted_at(&self.host, point)?;
-        let Some((process, entry)) = process.zip(mounted.as_ref()) else {
+        let mounted = mounts.at(point).filter(|e| e.fs_type == launch::FS_TYPE);
+        let Some((process, entry)) = process.zip(mounted) else {
             return Ok(UnionState::Dead { device: self.still_mounted(record)? });
         };
         let device = entry.device;

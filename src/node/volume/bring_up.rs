@@ -4,12 +4,14 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use super::error::VolumeError;
+use super::parallel::parallel;
 use super::paths::Place;
 use super::record::{Origin, Phase, Record, branch_mount};
 use super::slot::Slot;
-use super::types::{Access, PublishRequest};
+use super::types::PublishRequest;
 use super::view::{Found, View};
 use super::{Core, DATA, flags};
+use crate::domain::VolumeId;
 use crate::domain::union::UnionKind;
 use crate::node::branch::{Attached, BranchError};
 use crate::node::union::UnionState;
@@ -31,15 +33,18 @@ impl Core {
     pub(super) fn bring_up(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
         let failures = self.attach(record);
         if !failures.is_empty() {
-            return Err(incomplete(record, failures));
+            return Err(VolumeError::incomplete(record, failures));
         }
         self.apply_group(record)?;
         self.ensure_union(slot, record)?;
         let before = record.origin.clone();
-        let now = self.settle_origin(record)?;
-        self.ensure_staged(record, &now, before.as_ref())?;
-        for publish in record.publishes.clone() {
-            self.mend_published(record, &publish, &now, before.as_ref())?;
+        let (now, view) = self.settle_origin(record)?;
+        self.ensure_staged(record, &now, before.as_ref(), view)?;
+        if !record.publishes.is_empty() {
+            let view = self.view(record)?;
+            for publish in record.publishes.clone() {
+                self.mend_published(record, &publish, &now, before.as_ref(), &view)?;
+            }
         }
         if record.restoring {
             record.restoring = false;
@@ -139,24 +144,33 @@ impl Core {
     }
 
     /// What the binds of the volume must show from now on. Where they show a union that is gone, it is exchanged under
-    /// them, in this and all other mount namespaces.
-    fn settle_origin(&self, record: &mut Record) -> Result<Origin, VolumeError> {
+    /// them, in this and all other mount namespaces. Also the mounts as they are then.
+    fn settle_origin(&self, record: &mut Record) -> Result<(Origin, View), VolumeError> {
         let directory = self.records.directory(record.volume());
-        let Some(now) = self.view(record)?.origin(record, &directory) else {
+        let mut view = self.view(record)?;
+        let Some(now) = view.origin(record, &directory) else {
             return Err(VolumeError::Incomplete {
                 volume: record.volume().clone(),
                 reason: "what it is made of was unmounted meanwhile; try again".to_owned(),
             });
         };
         let before = record.origin.replace(now.clone());
-        if let Some(before) = before
+        if let Some(before) = &before
             && before.device != now.device
             && matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs)
         {
             let living = record.union_mount(&directory);
+            if !record.left_out.is_empty() && !record.reader_only() {
+                // Its filesystem may be read-only for as long as it is not complete; the mounts of the workloads, which
+                // outlive it, must not become so.
+                self.host
+                    .lift_read_only(&living)
+                    .map_err(|e| VolumeError::host(record.volume(), "prepare the new union", e))?;
+            }
             let swap = self.host.swap_mounts(before.device, &living).map_err(|e| {
                 VolumeError::host(record.volume(), "put the new union under running workloads", e)
             })?;
+            view = self.view(record)?;
             record.heals += 1;
             tracing::info!(
                 volume.id = %record.volume(),
@@ -167,8 +181,10 @@ impl Core {
                 "union replaced"
             );
         }
-        self.save(record)?;
-        Ok(now)
+        if before.as_ref() != Some(&now) {
+            self.save(record)?;
+        }
+        Ok((now, view))
     }
 
     /// Binds the volume at its staging path.
@@ -177,34 +193,35 @@ impl Core {
         record: &mut Record,
         now: &Origin,
         before: Option<&Origin>,
+        view: View,
     ) -> Result<(), VolumeError> {
         let directory = self.records.directory(record.volume());
         let staging = self.place(&record.request.staging, true)?;
-        if record.kind == UnionKind::Block && self.view(record)?.at(&staging.real).is_none() {
-            // The device is bound at a file in the staging directory.
-            let made = self.missing(record, &staging)?;
-            staging.directory()?;
-            record.made_staging |= made;
+        if view.at(&staging.real).is_none() {
+            if !record.made_staging && self.missing(record, &staging)? {
+                record.made_staging = true;
+                self.save(record)?;
+            }
+            if record.kind == UnionKind::Block {
+                // The device is bound at a file in the staging directory.
+                staging.directory()?;
+            }
         }
         let anchor = self.anchor(record)?;
         let (source, attr) = match record.kind {
             UnionKind::Overlay | UnionKind::Mergerfs => {
-                (record.union_mount(&directory).join(DATA), stage_attr(record)?)
+                (record.union_mount(&directory).join(DATA), flags::staged(record)?)
             }
             UnionKind::Bind => {
                 let index = record.branches.first().map_or(0, |b| b.spec.index);
-                (branch_mount(&directory, index).join(DATA), stage_attr(record)?)
+                (branch_mount(&directory, index).join(DATA), flags::staged(record)?)
             }
             UnionKind::Block => {
                 let device = record.branches.first().and_then(|b| b.device.clone());
                 (device.unwrap_or_default(), MountAttr::default())
             }
         };
-        let made = self.bind(record, &source, &anchor, attr, now, before)?;
-        if record.kind != UnionKind::Block {
-            record.made_staging |= made;
-        }
-        Ok(())
+        self.bind(record, &source, &anchor, attr, (now, before), view)
     }
 
     /// Binds the staged volume at a target where a dead mount of it lies. A target that someone unmounted is put back only
@@ -215,12 +232,12 @@ impl Core {
         publish: &PublishRequest,
         now: &Origin,
         before: Option<&Origin>,
+        view: &View,
     ) -> Result<(), VolumeError> {
         let Some(target) = self.places.open(&publish.target, false)? else { return Ok(()) };
-        let view = self.view(record)?;
         let stale = matches!(view.find(&target.real, record.volume(), Some(now), before), Found::Stale(_));
         if stale || record.restoring {
-            self.ensure_published(record, publish, now, before)?;
+            self.ensure_published(record, publish, now, before, self.view(record)?)?;
         }
         Ok(())
     }
@@ -232,27 +249,27 @@ impl Core {
         publish: &PublishRequest,
         now: &Origin,
         before: Option<&Origin>,
+        view: View,
     ) -> Result<(), VolumeError> {
         let target = self.place(&publish.target, false)?;
-        let attr = publish_attr(record, publish)?;
+        let attr = flags::published(record, publish)?;
         let source = self.anchor(record)?.real;
-        self.bind(record, &source, &target, attr, now, before).map(|_| ())
+        self.bind(record, &source, &target, attr, (now, before), view)
     }
 
     /// Binds `source` at the place, once and with these attributes; dead mounts of the volume there are removed first.
-    /// True where the directory or file was made.
     fn bind(
         &self,
         record: &Record,
         source: &Path,
         place: &Place,
         attr: MountAttr,
-        now: &Origin,
-        before: Option<&Origin>,
-    ) -> Result<bool, VolumeError> {
+        (now, before): (&Origin, Option<&Origin>),
+        mut view: View,
+    ) -> Result<(), VolumeError> {
         let volume = record.volume();
         for _ in 0..MAX_STACK {
-            match self.view(record)?.find(&place.real, volume, Some(now), before) {
+            match view.find(&place.real, volume, Some(now), before) {
                 Found::Nothing => {
                     let made = self.missing(record, place)?;
                     let target: OwnedFd =
@@ -261,17 +278,20 @@ impl Core {
                         .host
                         .bind(source, &fd_path(&target), attr)
                         .map_err(|e| VolumeError::host(volume, "bind the volume", e));
-                    if bound.is_err() && made {
-                        self.remove_place(record.kind, place);
+                    if bound.is_err()
+                        && made
+                        && let Err(error) = self.remove_place(volume, record.kind, place)
+                    {
+                        tracing::warn!(volume.id = %volume, error = %error, "a mount point that was made stays");
                     }
-                    return bound.map(|()| made);
+                    return bound;
                 }
                 Found::Ours(entry) => {
                     return match flags::difference(flags::of(entry), attr) {
                         Some(reason) if record.kind != UnionKind::Block => {
-                            Err(differs(record, &place.real, reason))
+                            Err(VolumeError::differs(record, &place.real, reason))
                         }
-                        _ => Ok(false),
+                        _ => Ok(()),
                     };
                 }
                 Found::Stale(_) => {
@@ -279,8 +299,9 @@ impl Core {
                     self.host
                         .unmount(&place.handle(), true)
                         .map_err(|e| VolumeError::host(volume, "remove a dead mount", e))?;
+                    view = self.view(record)?;
                 }
-                Found::Foreign(entry) => return Err(foreign(&place.real, &entry.fs_type, &entry.source)),
+                Found::Foreign(entry) => return Err(VolumeError::foreign(&place.real, entry)),
             }
         }
         Err(VolumeError::Path {
@@ -297,16 +318,24 @@ impl Core {
             .map_err(|e| VolumeError::host(record.volume(), "look at the target", e))
     }
 
-    /// Removes an empty directory or file of ours; what cannot be removed stays.
-    pub(super) fn remove_place(&self, kind: UnionKind, place: &Place) {
+    /// Removes an empty directory or file of ours. A directory that others put something into stays.
+    pub(super) fn remove_place(
+        &self,
+        volume: &VolumeId,
+        kind: UnionKind,
+        place: &Place,
+    ) -> Result<(), VolumeError> {
         let handle = place.handle();
         let removed = if kind == UnionKind::Block {
             self.host.remove_file(&handle)
         } else {
             self.host.remove_directory(&handle)
         };
-        if let Err(error) = removed {
-            tracing::warn!(path = %place.real.display(), error = %error, "an empty mount point stays");
+        match removed {
+            Err(error) if error.errno() == Some(libc::ENOTEMPTY) => Ok(()),
+            removed => {
+                removed.map(|_| ()).map_err(|e| VolumeError::host(volume, "remove its mount point", e))
+            }
         }
     }
 
@@ -350,83 +379,4 @@ pub(super) fn anchor_path(record: &Record) -> PathBuf {
         UnionKind::Block => record.request.staging.join("device"),
         UnionKind::Bind | UnionKind::Overlay | UnionKind::Mergerfs => record.request.staging.clone(),
     }
-}
-
-/// The attributes of the mount at the staging path.
-pub(super) fn stage_attr(record: &Record) -> Result<MountAttr, VolumeError> {
-    let attr = attr_of(record, &record.request.access)?;
-    Ok(MountAttr { read_only: attr.read_only || record.reader_only(), ..attr })
-}
-
-/// The attributes of the mount at a target: what the stage has and what the request adds.
-pub(super) fn publish_attr(record: &Record, publish: &PublishRequest) -> Result<MountAttr, VolumeError> {
-    if record.kind == UnionKind::Block {
-        return Ok(MountAttr::default());
-    }
-    let (stage, own) = (stage_attr(record)?, attr_of(record, &publish.access)?);
-    Ok(MountAttr {
-        read_only: stage.read_only || own.read_only || publish.read_only || publish.access_mode.reader_only(),
-        nosuid: stage.nosuid || own.nosuid,
-        nodev: stage.nodev || own.nodev,
-        noexec: stage.noexec || own.noexec,
-        noatime: stage.noatime || own.noatime,
-    })
-}
-
-fn attr_of(record: &Record, access: &Access) -> Result<MountAttr, VolumeError> {
-    match access {
-        Access::Mount { flags, .. } => flags::parse(flags)
-            .map_err(|reason| VolumeError::Request { volume: record.volume().clone(), reason }),
-        Access::Block => Ok(MountAttr::default()),
-    }
-}
-
-pub(super) fn differs(record: &Record, path: &Path, reason: String) -> VolumeError {
-    VolumeError::Differs { volume: record.volume().clone(), path: path.to_owned(), reason }
-}
-
-pub(super) fn foreign(path: &Path, fs_type: &str, source: &str) -> VolumeError {
-    VolumeError::Path {
-        path: path.to_owned(),
-        reason: format!(
-            "something else is mounted there ({fs_type} of {source}): unmount it, or choose another path"
-        ),
-    }
-}
-
-pub(super) fn incomplete(record: &Record, mut failures: Vec<(u32, BranchError)>) -> VolumeError {
-    if failures.len() == 1 {
-        return VolumeError::branch(record.volume(), failures.remove(0).1);
-    }
-    let reason = failures.iter().map(|(_, e)| e.to_string()).collect::<Vec<_>>().join("; ");
-    VolumeError::Incomplete { volume: record.volume().clone(), reason }
-}
-
-/// Runs `work` on each item, at most `limit` at a time; the results in the items' order.
-pub(super) fn parallel<T: Sync, R: Send>(items: &[T], limit: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let run = || {
-        let mut done = Vec::new();
-        while let Some((index, item)) = {
-            let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            items.get(index).map(|item| (index, item))
-        } {
-            done.push((index, work(item)));
-        }
-        done
-    };
-    let mut done = std::thread::scope(|scope| {
-        // One item's work needs no thread of its own: this one does it.
-        let helpers: Vec<_> = (1..limit.min(items.len())).map(|_| scope.spawn(run)).collect();
-        let mut done = run();
-        for helper in helpers {
-            match helper.join() {
-                Ok(more) => done.extend(more),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        }
-        done
-    });
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
 }

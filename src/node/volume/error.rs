@@ -1,13 +1,15 @@
 //! Why a volume could not be staged, published or asked.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use snafu::Snafu;
 
+use super::record::Record;
 use crate::domain::VolumeId;
 use crate::node::branch::BranchError;
 use crate::node::union::UnionError;
 use crate::platform::HostError;
+use crate::platform::mount::MountEntry;
 use crate::store::StoreError;
 
 /// Staging or publishing failed.
@@ -135,5 +137,28 @@ impl VolumeError {
             | UnionError::Option { .. }
             | UnionError::Differs { .. } => Self::Union { volume, reason: source.to_string() },
         }
+    }
+
+    /// The volume is there in another way.
+    pub(super) fn differs(record: &Record, path: &Path, reason: String) -> Self {
+        Self::Differs { volume: record.volume().clone(), path: path.to_owned(), reason }
+    }
+
+    /// Something else is mounted there.
+    pub(super) fn foreign(path: &Path, entry: &MountEntry) -> Self {
+        let reason = format!(
+            "something else is mounted there ({} of {}): unmount it, or choose another path",
+            entry.fs_type, entry.source
+        );
+        Self::Path { path: path.to_owned(), reason }
+    }
+
+    /// These branches cannot be used, by number.
+    pub(super) fn incomplete(record: &Record, mut failures: Vec<(u32, BranchError)>) -> Self {
+        if failures.len() == 1 {
+            return Self::branch(record.volume(), failures.remove(0).1);
+        }
+        let reason = failures.iter().map(|(_, e)| e.to_string()).collect::<Vec<_>>().join("; ");
+        Self::Incomplete { volume: record.volume().clone(), reason }
     }
 }

@@ -1,5 +1,9 @@
 //! Mount flags of a class or a claim, as attributes of a mount.
 
+use super::error::VolumeError;
+use super::record::Record;
+use super::types::{Access, PublishRequest};
+use crate::domain::union::UnionKind;
 use crate::platform::mount::{MountAttr, MountEntry};
 
 /// Attributes that every volume's mounts have: what a workload stores must not gain rights from the host.
@@ -32,6 +36,36 @@ pub(super) fn parse(flags: &[String]) -> Result<MountAttr, String> {
             }
         })
     })
+}
+
+/// The attributes of the mount at the staging path.
+pub(super) fn staged(record: &Record) -> Result<MountAttr, VolumeError> {
+    let attr = attr_of(record, &record.request.access)?;
+    Ok(MountAttr { read_only: attr.read_only || record.reader_only(), ..attr })
+}
+
+/// The attributes of the mount at a target: what the stage has and what the request adds.
+pub(super) fn published(record: &Record, publish: &PublishRequest) -> Result<MountAttr, VolumeError> {
+    if record.kind == UnionKind::Block {
+        return Ok(MountAttr::default());
+    }
+    let (stage, own) = (staged(record)?, attr_of(record, &publish.access)?);
+    Ok(MountAttr {
+        read_only: stage.read_only || own.read_only || publish.read_only || publish.access_mode.reader_only(),
+        nosuid: stage.nosuid || own.nosuid,
+        nodev: stage.nodev || own.nodev,
+        noexec: stage.noexec || own.noexec,
+        noatime: stage.noatime || own.noatime,
+    })
+}
+
+fn attr_of(record: &Record, access: &Access) -> Result<MountAttr, VolumeError> {
+    match access {
+        Access::Mount { flags, .. } => {
+            parse(flags).map_err(|reason| VolumeError::Request { volume: record.volume().clone(), reason })
+        }
+        Access::Block => Ok(MountAttr::default()),
+    }
 }
 
 /// The attributes that a mount has.

@@ -17,8 +17,11 @@
 //! The work is done by [`Core`], which blocks; [`Volumes`] runs it on blocking threads, one call a volume at a time.
 
 mod bring_up;
+mod diagnose;
 mod error;
 mod flags;
+mod look;
+mod parallel;
 mod paths;
 mod plan;
 mod publish;
@@ -28,6 +31,7 @@ mod repair;
 mod slot;
 mod stage;
 mod stats;
+mod tally;
 mod types;
 mod view;
 
@@ -38,8 +42,10 @@ use std::time::Duration;
 pub use self::error::VolumeError;
 use self::paths::Places;
 use self::record::Records;
-pub use self::repair::{Outcome, Tally, TallyCounts};
+pub use self::repair::Outcome;
 use self::slot::{Slot, Slots};
+use self::tally::Tally;
+pub use self::tally::TallyCounts;
 pub use self::types::{
     Access, AttachedBranch, Health, PublishRequest, StageRequest, Usage, VolumeSnapshot, VolumeStats,
 };
@@ -226,7 +232,7 @@ impl Volumes {
         let (core, volume) = (self.core.clone(), volume.clone());
         tokio::task::spawn_blocking(move || {
             let _guard = guard;
-            core.heal(&slot, &volume)
+            core.heal(&slot, &volume, None)
         })
         .await
         .ok()

@@ -11,6 +11,9 @@ use crate::platform::{Host, HostError};
 /// `PATH_MAX` of Linux (limits.h), which a path with its terminating zero must keep.
 const PATH_MAX: usize = 4096;
 
+/// `NAME_MAX` of Linux (limits.h).
+const NAME_MAX: usize = 255;
+
 /// The directories below which staging and target paths may lie.
 #[derive(Clone, Debug)]
 pub(super) struct Places {
@@ -98,6 +101,9 @@ impl Places {
         }
         if bytes.contains(&0) || bytes.len() >= PATH_MAX {
             return Err(format!("it is {} bytes long, or has a zero byte in it", bytes.len()));
+        }
+        if bytes.split(|&b| b == b'/').any(|c| c.len() > NAME_MAX) {
+            return Err(format!("a component of it is longer than {NAME_MAX} bytes"));
         }
         // `Path` drops "." and doubled slashes by itself: the text would not be what the kernel tells.
         let plain = bytes.strip_suffix(b"/").unwrap_or(bytes).split(|&b| b == b'/').skip(1);

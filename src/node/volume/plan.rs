@@ -138,3 +138,138 @@ fn usable(
     specs.sort_by_key(|b| b.index);
     Ok(specs)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::Bytes;
+    use crate::domain::split::PlannedBranch;
+    use crate::domain::volume::AccessMode;
+    use crate::store::object::{BranchStatus, Meta, VolumeSplitSpec, VolumeSplitStatus};
+
+    fn objects(formats: &[BranchFormat]) -> (StageRequest, VolumeSplit, Vec<Branch>) {
+        let volume: crate::domain::VolumeId = "vol".parse().unwrap();
+        let node: NodeName = "node-a".parse().unwrap();
+        let planned: Vec<_> = (0..)
+            .zip(formats)
+            .map(|(index, &format)| PlannedBranch {
+                index,
+                node: node.clone(),
+                pool: "pool".parse().unwrap(),
+                size: Bytes::gib(1),
+                usable: Bytes::gib(1),
+                format,
+                fs_type: None,
+            })
+            .collect();
+        let branches = planned.iter().rev().map(|p| Branch {
+            meta: Meta::new(volume.branch(p.index).as_str()),
+            spec: BranchSpec {
+                id: volume.branch(p.index),
+                volume: volume.clone(),
+                index: p.index,
+                node: node.clone(),
+                pool: p.pool.clone(),
+                size: p.size,
+                usable: p.usable,
+                format: p.format,
+                fs_type: None,
+                thin: false,
+                accept_unenforced: false,
+            },
+            status: BranchStatus { phase: BranchPhase::Bound, ..BranchStatus::default() },
+        });
+        let branches = branches.collect();
+        let split = VolumeSplit {
+            meta: Meta::new("vol"),
+            spec: VolumeSplitSpec {
+                volume: volume.clone(),
+                request_name: "vol".to_owned(),
+                capacity: Bytes::gib(1),
+                limit: None,
+                access_modes: vec![AccessMode::SingleNodeWriter],
+                volume_mode: VolumeMode::Filesystem,
+                parameters: BTreeMap::new(),
+                consumer: None,
+                topology: Vec::new(),
+                ephemeral: false,
+                next_index: 0,
+                branches: planned,
+                attached: Vec::new(),
+            },
+            status: VolumeSplitStatus::default(),
+        };
+        let request = StageRequest {
+            volume,
+            staging: "/mnt/staging".into(),
+            access_mode: AccessMode::SingleNodeWriter,
+            access: Access::Mount { flags: Vec::new(), group: Some(7) },
+        };
+        (request, split, branches)
+    }
+
+    fn planned(
+        request: &StageRequest,
+        split: &VolumeSplit,
+        branches: &[Branch],
+    ) -> Result<StagePlan, VolumeError> {
+        let node = "node-a".parse().unwrap();
+        plan(request, split, branches, &Here { node: &node, overlay: true })
+    }
+
+    const IMAGE: BranchFormat = BranchFormat::Image;
+
+    #[test]
+    fn branches_are_joined_in_their_order_with_the_options_of_the_class() {
+        let (request, mut split, branches) = objects(&[IMAGE, BranchFormat::Directory, IMAGE]);
+        split.spec.parameters.insert("onBranchLoss".to_owned(), "readOnly".to_owned());
+        let plan = planned(&request, &split, &branches).unwrap();
+        assert_eq!(plan.kind, UnionKind::Mergerfs);
+        assert_eq!(plan.branches.iter().map(|b| b.index).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!((plan.on_branch_loss, plan.group), (OnBranchLoss::ReadOnly, Some(7)));
+    }
+
+    #[test]
+    fn the_mode_of_this_use_decides_what_joins_them() {
+        let (mut request, split, branches) = objects(&[IMAGE, IMAGE]);
+        request.access_mode = AccessMode::SingleNodeReaderOnly;
+        assert_eq!(planned(&request, &split, &branches).unwrap().kind, UnionKind::Overlay);
+        let (request, split, branches) = objects(&[IMAGE]);
+        assert_eq!(planned(&request, &split, &branches).unwrap().kind, UnionKind::Bind);
+    }
+
+    #[test]
+    fn a_block_volume_is_one_image() {
+        let (mut request, mut split, branches) = objects(&[IMAGE]);
+        split.spec.volume_mode = VolumeMode::Block;
+        request.access = Access::Block;
+        assert_eq!(planned(&request, &split, &branches).unwrap().kind, UnionKind::Block);
+        let (_, mut split, branches) = objects(&[IMAGE, IMAGE]);
+        split.spec.volume_mode = VolumeMode::Block;
+        assert!(matches!(planned(&request, &split, &branches), Err(VolumeError::Request { .. })));
+    }
+
+    #[test]
+    fn a_volume_whose_branches_are_not_all_bound_waits() {
+        let (request, split, mut branches) = objects(&[IMAGE, IMAGE]);
+        branches[0].status.phase = BranchPhase::Lost;
+        branches[0].status.reason = "its pool is absent".to_owned();
+        let error = planned(&request, &split, &branches).unwrap_err().to_string();
+        assert!(error.contains("vol-1 is Lost: its pool is absent"), "{error}");
+        branches.remove(0);
+        let error = planned(&request, &split, &branches).unwrap_err();
+        assert!(matches!(error, VolumeError::Incomplete { .. }), "{error}");
+        let (request, mut split, _) = objects(&[]);
+        assert!(matches!(planned(&request, &split, &[]), Err(VolumeError::Incomplete { .. })));
+        split.meta.deleting = Some(jiff::Timestamp::UNIX_EPOCH);
+        assert!(matches!(planned(&request, &split, &[]), Err(VolumeError::Request { .. })));
+    }
+
+    #[test]
+    fn a_branch_on_another_node_is_refused_with_the_way_out() {
+        let (request, mut split, branches) = objects(&[IMAGE]);
+        split.spec.branches[0].node = "node-b".parse().unwrap();
+        let error = planned(&request, &split, &branches).unwrap_err().to_string();
+        assert!(error.contains("node-b") && error.contains("placement=local"), "{error}");
+    }
+}

@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use super::bring_up::{differs, foreign, publish_attr};
 use super::error::VolumeError;
 use super::paths::Place;
 use super::record::{Phase, Record};
 use super::slot::Slot;
 use super::types::{Access, PublishRequest};
-use super::view::Found;
+use super::view::{Found, View};
 use super::{Core, flags};
 use crate::domain::VolumeId;
 use crate::domain::union::UnionKind;
@@ -41,8 +40,8 @@ impl Core {
         };
         check(&record, request)?;
         // Looks at the kernel and repairs what is dead: what is bound below is alive.
-        self.repair(slot, &mut record)?;
-        self.free_or_ours(&record, request, &target)?;
+        let view = self.repair(slot, &mut record)?;
+        self.free_or_ours(&record, request, &target, &view)?;
         self.apply_publish_group(&mut record, request)?;
         let known = record.publishes.iter().position(|p| p.target == request.target);
         if known.is_none_or(|i| record.publishes[i] != *request) {
@@ -53,10 +52,10 @@ impl Core {
             self.save(&record)?;
         }
         let directory = self.records.directory(volume);
-        let Some(now) = self.view(&record)?.origin(&record, &directory) else {
+        let Some(now) = view.origin(&record, &directory) else {
             return Err(VolumeError::NotStaged { volume: volume.clone(), staging: request.staging.clone() });
         };
-        let bound = self.ensure_published(&record, request, &now, record.origin.as_ref());
+        let bound = self.ensure_published(&record, request, &now, record.origin.as_ref(), view);
         if bound.is_err() && known.is_none() {
             record.publishes.retain(|p| p.target != request.target);
             if let Err(error) = self.save(&record) {
@@ -66,24 +65,38 @@ impl Core {
         bound
     }
 
-    /// Refuses a target that is mounted otherwise, or that holds files, which would be hidden and then removed.
+    /// Refuses a second target of a single workload's volume, and a target that is mounted otherwise or that holds files, which would be hidden and then removed.
     fn free_or_ours(
         &self,
         record: &Record,
         request: &PublishRequest,
         target: &Place,
+        view: &View,
     ) -> Result<(), VolumeError> {
         let volume = record.volume();
-        let view = self.view(record)?;
         let now = view.origin(record, &self.records.directory(volume));
+        if request.access_mode == AccessMode::SingleNodeSingleWriter {
+            for other in record.publishes.iter().filter(|p| p.target != request.target) {
+                let place = self.places.open(&other.target, false)?;
+                if place.is_some_and(|place| view.at(&place.real).is_some()) {
+                    return Err(VolumeError::Busy {
+                        volume: volume.clone(),
+                        reason: format!(
+                            "it is published at {} and its access mode allows one workload at a time",
+                            other.target.display()
+                        ),
+                    });
+                }
+            }
+        }
         match view.find(&target.real, volume, now.as_ref(), record.origin.as_ref()) {
-            Found::Foreign(entry) => Err(foreign(&target.real, &entry.fs_type, &entry.source)),
+            Found::Foreign(entry) => Err(VolumeError::foreign(&target.real, entry)),
             Found::Stale(_) => Ok(()),
             Found::Ours(entry) => {
-                let wanted = publish_attr(record, request)?;
+                let wanted = flags::published(record, request)?;
                 match flags::difference(flags::of(entry), wanted) {
                     Some(reason) if record.kind != UnionKind::Block => {
-                        Err(differs(record, &request.target, reason))
+                        Err(VolumeError::differs(record, &request.target, reason))
                     }
                     _ => Ok(()),
                 }
@@ -115,7 +128,7 @@ impl Core {
         let Access::Mount { group: Some(group), .. } = request.access else { return Ok(()) };
         match record.group {
             Some(applied) if applied == group => Ok(()),
-            Some(applied) => Err(differs(
+            Some(applied) => Err(VolumeError::differs(
                 record,
                 &request.target,
                 format!(
@@ -124,7 +137,7 @@ impl Core {
                 ),
             )),
             None => {
-                let read_only = publish_attr(record, request)?.read_only;
+                let read_only = flags::published(record, request)?.read_only;
                 if !read_only && record.kind != UnionKind::Block {
                     let anchor = self.anchor(record)?;
                     self.set_group(record, &anchor.real, group)?;
@@ -181,14 +194,14 @@ impl Core {
             let view = self
                 .host
                 .mounts()
-                .map(super::view::View::new)
+                .map(View::new)
                 .map_err(|e| VolumeError::host(volume, "read the kernel's mounts", e))?;
             let now = record.and_then(|r| view.origin(r, &directory));
             match view.find(&place.real, volume, now.as_ref(), before) {
                 Found::Nothing => return Ok(()),
                 Found::Ours(_) => self.unmount(volume, place, false)?,
                 Found::Stale(_) => self.unmount(volume, place, true)?,
-                Found::Foreign(entry) => return Err(foreign(&place.real, &entry.fs_type, &entry.source)),
+                Found::Foreign(entry) => return Err(VolumeError::foreign(&place.real, entry)),
             }
         }
         Err(VolumeError::Path {
@@ -201,14 +214,14 @@ impl Core {
 /// Refuses what the staged volume cannot give.
 fn check(record: &Record, request: &PublishRequest) -> Result<(), VolumeError> {
     let volume = record.volume();
-    let differ = |reason: &str| Err(differs(record, &record.request.staging, reason.to_owned()));
+    let differ = |reason: &str| Err(VolumeError::differs(record, &record.request.staging, reason.to_owned()));
     match (&record.request.access, &request.access) {
         (Access::Mount { .. }, Access::Block) => return differ("it is staged with a filesystem"),
         (Access::Block, Access::Mount { .. }) => return differ("it is staged as a block device"),
         _ => {}
     }
     // Also tells an unknown flag.
-    let attr = publish_attr(record, request)?;
+    let attr = flags::published(record, request)?;
     if record.reader_only() && !request.access_mode.reader_only() {
         return differ("it is staged for reading only");
     }
@@ -218,18 +231,6 @@ fn check(record: &Record, request: &PublishRequest) -> Result<(), VolumeError> {
             volume: volume.clone(),
             reason: "a block device is read-only by its access mode only: use SINGLE_NODE_READER_ONLY"
                 .to_owned(),
-        });
-    }
-    let other = record.publishes.iter().find(|p| p.target != request.target);
-    if request.access_mode == AccessMode::SingleNodeSingleWriter
-        && let Some(other) = other
-    {
-        return Err(VolumeError::Busy {
-            volume: volume.clone(),
-            reason: format!(
-                "it is published at {} and its access mode allows one workload at a time",
-                other.target.display()
-            ),
         });
     }
     Ok(())

@@ -1,11 +1,12 @@
 //! Going on where an earlier agent stopped.
 
 use super::Core;
-use super::bring_up::parallel;
 use super::error::VolumeError;
+use super::parallel::parallel;
 use super::record::Phase;
 use super::repair::Outcome;
 use super::slot::Slot;
+use super::view::View;
 use crate::domain::VolumeId;
 
 /// Volumes looked at at the same time: mostly questions to the kernel, seldom a start of mergerfs.
@@ -20,11 +21,19 @@ impl Core {
                 return;
             }
         };
+        // One reading for all: nothing else changes the volumes' mounts now, and each volume's repair reads anew.
+        let view = match self.host.mounts() {
+            Ok(mounts) => View::new(mounts),
+            Err(error) => {
+                tracing::error!(error = %error, "the kernel's mounts cannot be read: no volume is adopted");
+                return;
+            }
+        };
         let adopted = parallel(&volumes, PARALLEL_VOLUMES, |volume| {
             let slot = self.slots.of(volume);
             // Requests are not served yet, and the healer does not run: nobody else holds it for long.
             let _guard = slot.lock.blocking_lock();
-            self.recover_volume(&slot, volume)
+            self.recover_volume(&slot, volume, &view)
                 .inspect_err(|error| {
                     slot.hints().trouble = Some(error.to_string());
                     tracing::error!(volume.id = %volume, error = %error, "volume cannot be adopted yet");
@@ -37,13 +46,13 @@ impl Core {
         }
     }
 
-    fn recover_volume(&self, slot: &Slot, volume: &VolumeId) -> Result<(), VolumeError> {
+    fn recover_volume(&self, slot: &Slot, volume: &VolumeId, view: &View) -> Result<(), VolumeError> {
         let failed = |action| move |e| VolumeError::host(volume, action, e);
         let Some(record) = self.records.load(volume).map_err(failed("read its record"))? else {
             return self.clear(volume);
         };
         if record.boot_id == self.boot_id {
-            return match self.heal(slot, volume) {
+            return match self.heal(slot, volume, Some(view)) {
                 Outcome::Troubled { reason, .. } => {
                     Err(VolumeError::Incomplete { volume: volume.clone(), reason })
                 }
@@ -57,7 +66,7 @@ impl Core {
         }
         record.restoring = true;
         self.save(&record)?;
-        match self.heal(slot, volume) {
+        match self.heal(slot, volume, Some(view)) {
             Outcome::Troubled { reason, .. } => {
                 Err(VolumeError::Incomplete { volume: volume.clone(), reason })
             }

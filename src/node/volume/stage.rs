@@ -1,9 +1,11 @@
 //! NodeStageVolume and NodeUnstageVolume.
 
 use std::path::Path;
+use std::time::Duration;
 
-use super::bring_up::{anchor_path, differs, foreign, parallel};
+use super::bring_up::anchor_path;
 use super::error::VolumeError;
+use super::parallel::parallel;
 use super::paths::Place;
 use super::plan::{Here, plan};
 use super::record::{Phase, Record, UNION_PREFIX, branch_mount};
@@ -18,6 +20,10 @@ use crate::store::object::{Branch, VolumeSplit};
 
 /// Branches let go at the same time.
 const PARALLEL_BRANCHES: usize = 8;
+
+/// Attempts to unmount what is busy, and the time between two: a second in all.
+const BUSY_TRIES: u32 = 21;
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
 
 /// More mounts than this on one place are not of our making.
 const MAX_STACK: usize = 16;
@@ -41,9 +47,9 @@ impl Core {
         if let Some(mut record) = existing {
             if record.phase == Phase::Staged {
                 if let Some(reason) = difference(&record.request, request) {
-                    return Err(differs(&record, &record.request.staging, reason));
+                    return Err(VolumeError::differs(&record, &record.request.staging, reason));
                 }
-                return self.repair(slot, &mut record);
+                return self.repair(slot, &mut record).map(|_| ());
             }
             // Begun and never finished: what an earlier attempt made is taken back, the request may be another now.
             self.take_back(slot, &mut record)?;
@@ -149,25 +155,27 @@ impl Core {
                 Found::Nothing => break,
                 Found::Ours(_) => self.unmount(volume, &anchor, false)?,
                 Found::Stale(_) => self.unmount(volume, &anchor, true)?,
-                Found::Foreign(entry) => return Err(foreign(&anchor.real, &entry.fs_type, &entry.source)),
+                Found::Foreign(entry) => return Err(VolumeError::foreign(&anchor.real, entry)),
             }
         }
         if record.kind == UnionKind::Block {
-            self.remove_place(UnionKind::Block, &anchor);
+            self.remove_place(volume, UnionKind::Block, &anchor)?;
         }
         if record.made_staging
             && let Some(staging) = self.places.open(&record.request.staging, false)?
         {
-            self.remove_place(UnionKind::Bind, &staging);
+            self.remove_place(volume, UnionKind::Bind, &staging)?;
         }
         Ok(())
     }
 
     pub(super) fn unmount(&self, volume: &VolumeId, place: &Place, lazy: bool) -> Result<(), VolumeError> {
-        self.host
-            .unmount(&place.handle(), lazy)
-            .map(|_| ())
-            .map_err(|e| VolumeError::host(volume, "unmount it", e))
+        patiently(|| {
+            self.host
+                .unmount(&place.handle(), lazy)
+                .map(|_| ())
+                .map_err(|e| VolumeError::host(volume, "unmount it", e))
+        })
     }
 
     fn stop_union(&self, slot: &Slot, record: &Record) -> Result<(), VolumeError> {
@@ -180,7 +188,7 @@ impl Core {
                 UnionState::Dead { .. } | UnionState::Hung { .. }
             );
             slot.hints().process = None;
-            self.unions.stop(volume, force).map_err(failed)?;
+            patiently(|| self.unions.stop(volume, force).map_err(failed))?;
         }
         self.unmount_unions(volume)
     }
@@ -206,9 +214,13 @@ impl Core {
         let directory = self.records.directory(volume);
         let branches: Vec<(BranchId, u32)> = indexes.iter().map(|&i| (volume.branch(i), i)).collect();
         let results = parallel(&branches, PARALLEL_BRANCHES, |(id, index)| {
-            self.branches.ensure_detached(id, &branch_mount(&directory, *index), false)
+            patiently(|| {
+                self.branches
+                    .ensure_detached(id, &branch_mount(&directory, *index), false)
+                    .map_err(|e| VolumeError::branch(volume, e))
+            })
         });
-        results.into_iter().collect::<Result<(), _>>().map_err(|e| VolumeError::branch(volume, e))
+        results.into_iter().collect()
     }
 
     /// Takes back what lies in the directory of a volume without a record.
@@ -226,6 +238,18 @@ impl Core {
         self.let_go(volume, &indexes)?;
         self.records.remove(volume).map_err(|e| VolumeError::host(volume, "remove its state directory", e))
     }
+}
+
+/// Does `work` again while files are open, for a moment: whoever asks a mount for its space, or starts a process, keeps it
+/// busy for milliseconds. What is open longer is told to the caller, who tries again later.
+fn patiently<T>(mut work: impl FnMut() -> Result<T, VolumeError>) -> Result<T, VolumeError> {
+    for _ in 1..BUSY_TRIES {
+        match work() {
+            Err(VolumeError::Busy { .. }) => std::thread::sleep(BUSY_PAUSE),
+            done => return done,
+        }
+    }
+    work()
 }
 
 /// What `asked` asks for otherwise than `staged`; `None` where nothing.

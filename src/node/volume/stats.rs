@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::bring_up::{anchor_path, parallel};
+use super::bring_up::anchor_path;
+use super::diagnose::{BranchSeen, partial_reason};
 use super::error::VolumeError;
+use super::parallel::parallel;
 use super::record::{Phase, Record, branch_mount};
-use super::repair::{BranchSeen, partial_reason};
 use super::slot::Slot;
 use super::types::{AttachedBranch, Health, Usage, VolumeSnapshot, VolumeStats};
 use super::view::{Found, View};
@@ -83,7 +84,7 @@ impl Core {
             }
         }
         if matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs) {
-            match self.unions.observe(record.volume()) {
+            match self.unions.observe_in(record.volume(), view.table()) {
                 Ok(UnionState::Running { .. }) => {}
                 Ok(UnionState::Hung { process, .. }) => {
                     answering = false;
@@ -182,7 +183,7 @@ impl Core {
             };
         }
         let union = matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs);
-        let (pid, options) = match self.unions.observe(volume) {
+        let (pid, options) = match self.unions.observe_in(volume, view.table()) {
             Ok(UnionState::Running { process, .. }) if union => {
                 let options = if process.is_some() {
                     self.unions.options(volume).unwrap_or_default()

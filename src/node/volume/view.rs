@@ -48,6 +48,11 @@ impl View {
         Self { table, top }
     }
 
+    /// The mounts.
+    pub(super) const fn table(&self) -> &MountTable {
+        &self.table
+    }
+
     /// The topmost mount exactly at `path`.
     pub(super) fn at(&self, path: &Path) -> Option<&MountEntry> {
         self.top.get(path).map(|&index| &self.table.entries[index])

@@ -266,6 +266,23 @@ impl Host {
         }
     }
 
+    /// Lifts the read-only attribute of the mount at `target`, with nosuid, nodev and relatime as its other attributes. A
+    /// filesystem that is read-only itself stays so; what is bound from the mount later can be written when the
+    /// filesystem can.
+    ///
+    /// # Errors
+    /// The errno of mount(2).
+    pub fn lift_read_only(&self, target: &Path) -> Result<()> {
+        self.enter("remount", target)?;
+        let none: Option<&str> = None;
+        let flags = MsFlags::MS_BIND
+            | MsFlags::MS_REMOUNT
+            | MsFlags::MS_NOSUID
+            | MsFlags::MS_NODEV
+            | MsFlags::MS_RELATIME;
+        nix::mount::mount(none, target, none, flags, none).map_err(failed("mount", target))
+    }
+
     /// Merges `layers` read-only by overlayfs, first on top, at `target`. At least two layers. Redirects and metadata-only
     /// files that someone may have planted in a layer are not followed.
     ///
@@ -310,16 +327,18 @@ impl Host {
         }
     }
 
-    /// Asks what lies at `path` for its statfs, in a thread that is abandoned when it does not come back in time. While
-    /// an abandoned question about the path is still open and nothing else was mounted there, further ones are answered
-    /// [`Liveness::Hung`] at once.
+    /// Asks what lies at `path` for its statfs and stat, in a thread that is abandoned when it does not come back in time.
+    /// While an abandoned question about the path is still open and nothing else was mounted there, further ones are
+    /// answered [`Liveness::Hung`] at once.
     ///
     /// # Errors
     /// No thread could be started.
     pub fn liveness(&self, path: &Path, bound: Duration) -> Result<Liveness> {
         self.enter("statfs", path)?;
         let asked = path.to_owned();
-        let answer = self.probes.ask(path, bound, move || rustix::fs::statfs(&asked))?;
+        // XFS tells its space after it shut down; asked for an inode it tells that it did.
+        let ask = move || rustix::fs::statfs(&asked).and_then(|_| rustix::fs::stat(&asked));
+        let answer = self.probes.ask(path, bound, ask)?;
         Ok(match answer {
             None => Liveness::Hung,
             Some(Ok(_)) => Liveness::Alive,

@@ -43,6 +43,7 @@ impl Host {
             namespace: if command.host_namespace { host_mount_namespace()? } else { None },
             cgroups: self.cgroups(&command.cgroup)?,
             open_files: command.open_files,
+            keeps_capabilities: command.keeps_capabilities,
         };
         let log = open_log(&command.log)?;
         let error_log = log.try_clone().map_err(failed("dup", &command.log))?;
@@ -113,6 +114,7 @@ struct Prepared {
     namespace: Option<OwnedFd>,
     cgroups: Vec<OwnedFd>,
     open_files: u64,
+    keeps_capabilities: bool,
 }
 
 impl Prepared {
@@ -150,6 +152,9 @@ impl Prepared {
             // process has it, as it would have without this line.
             libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
             libc::umask(0o022);
+            if self.keeps_capabilities {
+                checked(libc::prctl(libc::PR_SET_SECUREBITS, libc::SECBIT_NO_SETUID_FIXUP))?;
+            }
             // Closed by exec rather than here: the standard library still has its own pipe to tell a failed exec by. On
             // kernels before 5.11 this fails, and what the agent opens with O_CLOEXEC, which is all of it, is closed still.
             libc::syscall(libc::SYS_close_range, 3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC);

@@ -29,6 +29,9 @@ pub struct DetachedCommand {
     pub cgroup: String,
     /// Soft and hard limit of open files, as far as the hard limit allows.
     pub open_files: u64,
+    /// Whether it keeps its capabilities while it acts as another user, as a file server does behind a kernel that has
+    /// checked the user's permissions already (`SECBIT_NO_SETUID_FIXUP`, capabilities(7)). Needs `CAP_SETPCAP`.
+    pub keeps_capabilities: bool,
     /// Whether it runs in init's mount namespace, where that is another than the agent's: `program` and `args` are paths
     /// there. `log` is a path of the agent's in any case.
     pub host_namespace: bool,

@@ -1,0 +1,157 @@
+//! Looking at volumes: what the kernel, the branches and the daemons tell of them.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::diagnose::{Action, BranchSeen, Seen, UnionSeen, decide, facts, judge};
+use super::error::VolumeError;
+use super::parallel::parallel;
+use super::record::{Phase, Record, branch_mount};
+use super::slot::Slot;
+use super::view::{Found, View};
+use super::{ANSWER_TIMEOUT, Core, DATA};
+use crate::domain::VolumeId;
+use crate::domain::union::UnionKind;
+use crate::node::union::UnionState;
+use crate::platform::HostError;
+use crate::platform::process::ProcessId;
+
+/// Volumes looked at at the same time.
+const PARALLEL_LOOKS: usize = 4;
+
+impl Core {
+    /// The volumes that are not as they should be at a first look, and how many volumes there are.
+    pub(super) fn suspicious(&self) -> Result<(Vec<VolumeId>, usize), HostError> {
+        let volumes = self.records.volumes()?;
+        self.slots.forget_unless(|volume| volumes.contains(volume));
+        let view = View::new(self.host.mounts()?);
+        let suspicious =
+            parallel(&volumes, PARALLEL_LOOKS, |volume| self.is_suspicious(volume, &view).unwrap_or(true));
+        let count = volumes.len();
+        let kept = volumes.into_iter().zip(suspicious).filter(|(_, s)| *s).map(|(v, _)| v);
+        Ok((kept.collect(), count))
+    }
+
+    fn is_suspicious(&self, volume: &VolumeId, view: &View) -> Result<bool, VolumeError> {
+        let slot = self.slots.of(volume);
+        // Whoever holds it is changing it: the view is old.
+        let Ok(_guard) = slot.lock.try_lock() else { return Ok(false) };
+        let record =
+            self.records.load(volume).map_err(|e| VolumeError::host(volume, "read its record", e))?;
+        let Some(record) = record.filter(|r| r.phase == Phase::Staged) else { return Ok(false) };
+        let branches = self.look_at_branches(&slot, &record, view);
+        let union = match record.kind {
+            UnionKind::Bind | UnionKind::Block => UnionSeen::Unneeded,
+            UnionKind::Overlay => match view.origin(&record, &self.records.directory(volume)) {
+                Some(_) => UnionSeen::Running,
+                None => UnionSeen::Gone,
+            },
+            // Its death is told by its pidfd; here it is asked whether it answers.
+            UnionKind::Mergerfs => {
+                let point = record.union_mount(&self.records.directory(volume));
+                let known = slot.hints().process.is_some() && view.at(&point).is_some();
+                match known && self.unions.answers(&point) {
+                    true => UnionSeen::Running,
+                    false => UnionSeen::Gone,
+                }
+            }
+        };
+        let seen = Seen { union, branches, binds: self.binds_broken(&record, view)? };
+        let action = decide(facts(&record), &seen);
+        let troubled = slot.hints().trouble.is_some();
+        Ok(troubled || action != Action::Nothing)
+    }
+
+    /// How the volume stands, and its process.
+    pub(super) fn look(
+        &self,
+        slot: &Slot,
+        record: &Record,
+        view: &View,
+    ) -> Result<(Seen, Option<ProcessId>), VolumeError> {
+        let volume = record.volume();
+        let now = Instant::now();
+        let branches = self.look_at_branches(slot, record, view);
+        let (union, process) = match record.kind {
+            UnionKind::Bind | UnionKind::Block => (UnionSeen::Unneeded, None),
+            UnionKind::Overlay | UnionKind::Mergerfs => {
+                match self
+                    .unions
+                    .observe_in(volume, view.table())
+                    .map_err(|e| VolumeError::union(volume, e))?
+                {
+                    UnionState::Running { process, .. } => {
+                        let mut hints = slot.hints();
+                        hints.hung = None;
+                        if hints.process != process {
+                            hints.process.clone_from(&process);
+                            self.changed.notify_one();
+                        }
+                        (UnionSeen::Running, process)
+                    }
+                    UnionState::Hung { process, .. } => {
+                        let mut hints = slot.hints();
+                        let (since, probes) = hints.hung.map_or((now, 1), |(t, n)| (t, n.saturating_add(1)));
+                        hints.hung = Some((since, probes));
+                        (UnionSeen::Hung(now.duration_since(since), probes), Some(process))
+                    }
+                    UnionState::Dead { .. } | UnionState::Absent => (UnionSeen::Gone, None),
+                }
+            }
+        };
+        Ok((Seen { union, branches, binds: self.binds_broken(record, view)? }, process))
+    }
+
+    /// How the branches stand that the record's union runs with.
+    pub(super) fn look_at_branches(
+        &self,
+        slot: &Slot,
+        record: &Record,
+        view: &View,
+    ) -> Vec<(u32, BranchSeen)> {
+        let directory = self.records.directory(record.volume());
+        let now = Instant::now();
+        let serving: Vec<_> = record.serving().map(|b| b.spec.index).collect();
+        serving
+            .into_iter()
+            .map(|index| {
+                let seen = match record.kind {
+                    UnionKind::Block => BranchSeen::Alive,
+                    _ => {
+                        let point = branch_mount(&directory, index);
+                        let asked = || self.host.liveness(&point.join(DATA), ANSWER_TIMEOUT);
+                        judge(view.at(&point), record.reader_only(), asked)
+                    }
+                };
+                let mut hints = slot.hints();
+                if matches!(seen, BranchSeen::Silent(_)) {
+                    let since = *hints.hung_branches.entry(index).or_insert(now);
+                    (index, BranchSeen::Silent(now.duration_since(since)))
+                } else {
+                    hints.hung_branches.remove(&index);
+                    (index, seen)
+                }
+            })
+            .collect()
+    }
+
+    fn binds_broken(&self, record: &Record, view: &View) -> Result<bool, VolumeError> {
+        let directory = self.records.directory(record.volume());
+        let now = view.origin(record, &directory);
+        let find = |path: &Path| view.find(path, record.volume(), now.as_ref(), record.origin.as_ref());
+        let anchor = self.places.open(&super::bring_up::anchor_path(record), false)?;
+        let staged = anchor.is_some_and(|place| matches!(find(&place.real), Found::Ours(_)));
+        if !staged {
+            return Ok(true);
+        }
+        for publish in &record.publishes {
+            // A target that someone unmounted is not put back: whoever wants it publishes again.
+            if let Some(place) = self.places.open(&publish.target, false)?
+                && matches!(find(&place.real), Found::Stale(_))
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
