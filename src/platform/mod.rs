@@ -105,6 +105,18 @@ impl HostError {
         self.errno() == Some(libc::EBUSY)
     }
 
+    /// True where a directory holds something (ENOTEMPTY).
+    #[must_use]
+    pub fn is_not_empty(&self) -> bool {
+        self.errno() == Some(libc::ENOTEMPTY)
+    }
+
+    /// True where a symlink or something of the wrong kind is in the way of a path (ELOOP, ENOTDIR, EISDIR).
+    #[must_use]
+    pub fn is_wrong_kind(&self) -> bool {
+        matches!(self.errno(), Some(libc::ELOOP | libc::ENOTDIR | libc::EISDIR))
+    }
+
     /// True where the daemon of a FUSE mount is gone, or its connection was aborted (ENOTCONN, ECONNABORTED).
     #[must_use]
     pub fn is_disconnected(&self) -> bool {

@@ -294,8 +294,19 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         self.end_containers();
-        for pid in processes_of(self.scratch.path()) {
-            let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+        if let Some((shutdown, task)) = self.healer.take() {
+            shutdown.cancel();
+            task.abort();
+        }
+        // A repair that was under way when the test failed may still start one.
+        for _ in 0..5 {
+            for pid in processes_of(self.scratch.path()) {
+                let _ = Command::new("kill").args(["-9", &pid.to_string()]).status();
+            }
+            if !std::thread::panicking() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
 }

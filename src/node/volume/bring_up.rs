@@ -332,7 +332,7 @@ impl Core {
             self.host.remove_directory(&handle)
         };
         match removed {
-            Err(error) if error.errno() == Some(libc::ENOTEMPTY) => Ok(()),
+            Err(error) if error.is_not_empty() => Ok(()),
             removed => {
                 removed.map(|_| ()).map_err(|e| VolumeError::host(volume, "remove its mount point", e))
             }

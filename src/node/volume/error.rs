@@ -100,13 +100,10 @@ pub enum VolumeError {
     },
 }
 
-/// `EBUSY`, as the kernel tells that files are open.
-const EBUSY: i32 = libc::EBUSY;
-
 impl VolumeError {
     /// The machine refused `action` on the volume; open files become [`VolumeError::Busy`].
     pub(super) fn host(volume: &VolumeId, action: &'static str, source: HostError) -> Self {
-        if source.errno() == Some(EBUSY) {
+        if source.is_busy() {
             return Self::Busy { volume: volume.clone(), reason: format!("cannot {action}: {source}") };
         }
         Self::Host { volume: volume.clone(), action, source }

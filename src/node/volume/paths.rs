@@ -79,7 +79,7 @@ impl Places {
         let above = path.parent().unwrap_or(root);
         let parent = match self.host.open_beneath(root, above, create) {
             Ok(parent) => parent,
-            Err(e) if e.errno() == Some(libc::ENOENT) && !create => return Ok(None),
+            Err(e) if e.is_missing() && !create => return Ok(None),
             Err(e) => return Err(refuse(refusal(root, &e))),
         };
         let real = self.host.path_of(&parent).map_err(|e| refuse(e.to_string()))?.join(name);
@@ -126,15 +126,13 @@ impl Places {
 }
 
 fn refusal(root: &Path, error: &HostError) -> String {
-    match error.errno() {
-        Some(libc::ELOOP | libc::ENOTDIR | libc::EISDIR) => {
-            format!(
-                "below {} no symlink may be on the way, and only a directory (for a block volume, a file) at its end: \
-                     {error}",
-                root.display()
-            )
-        }
-        _ => error.to_string(),
+    if error.is_wrong_kind() {
+        format!(
+            "below {} no symlink may be on the way, and only a directory (for a block volume, a file) at its end: {error}",
+            root.display()
+        )
+    } else {
+        error.to_string()
     }
 }
 

@@ -228,7 +228,7 @@ impl Core {
         if let Some(origin) = &record.origin {
             self.host.fuse_abort(origin.device.1).map_err(failed)?;
         }
-        self.host.process_signal(process, libc::SIGKILL).map_err(failed)?;
+        self.host.process_kill(process).map_err(failed)?;
         let gone = self.host.process_wait(process, KILL_TIMEOUT).map_err(failed)?;
         let mut hints = slot.hints();
         hints.hung = None;

@@ -86,6 +86,14 @@ impl Host {
         }
     }
 
+    /// Ends the process at once (SIGKILL), as [`Host::process_signal`].
+    ///
+    /// # Errors
+    /// What pidfd_send_signal(2) tells.
+    pub fn process_kill(&self, id: &ProcessId) -> Result<bool> {
+        self.process_signal(id, libc::SIGKILL)
+    }
+
     /// Waits until the process is gone; false when it is still there after `bound`.
     ///
     /// # Errors
