@@ -27,7 +27,6 @@ use crate::node::heal::Healer;
 use crate::node::pool::Pools;
 use crate::node::union::Unions;
 use crate::node::volume::{VolumeSettings, Volumes};
-use crate::platform::file::SEARCHABLE;
 use crate::platform::{Host, HostError};
 use crate::store::Store;
 use crate::store::local::{LocalStore, OpenError};
@@ -56,18 +55,6 @@ pub enum AppError {
     Locked {
         /// The directory.
         path: PathBuf,
-    },
-    /// Users other than root could not reach their files.
-    #[snafu(display(
-        "volumes are mounted below the state directory {}, and {} cannot be searched by everyone: users other than root \
-         would not find their files; chmod o+x {}, or set another stateDir",
-        path.display(), way.display(), way.display()
-    ))]
-    Unsearchable {
-        /// The state directory.
-        path: PathBuf,
-        /// The directory on the way to it.
-        way: PathBuf,
     },
     /// The machine refused something that the agent cannot be without.
     #[snafu(display("cannot {action}: {source}"))]
@@ -289,14 +276,9 @@ fn services(
 /// Makes the state directory where it is missing, and holds it against a second agent until the lock is dropped.
 fn take_state_directory(host: &Host, config: &Config) -> Result<std::os::fd::OwnedFd, AppError> {
     let path = config.state_dir.as_path();
-    host.ensure_directory(path, SEARCHABLE).context(HostSnafu { action: "make the state directory" })?;
+    host.ensure_directory(path, 0o700).context(HostSnafu { action: "make the state directory" })?;
     for directory in [ephemeral_dir(path), config.staging_dir()] {
         host.ensure_directory(&directory, 0o700).context(HostSnafu { action: "make the state directory" })?;
-    }
-    let unsearchable =
-        host.unsearchable(path).context(HostSnafu { action: "look at the state directory" })?;
-    if let Some(way) = unsearchable {
-        return UnsearchableSnafu { path, way }.fail();
     }
     let lock = host.try_lock(&path.join("lock")).context(HostSnafu { action: "lock the state directory" })?;
     lock.ok_or_else(|| AppError::Locked { path: path.to_owned() })

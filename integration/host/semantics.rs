@@ -243,9 +243,8 @@ fn probes() -> BTreeMap<&'static str, Probe> {
         fs::set_permissions(d.join("id"), fs::Permissions::from_mode(0o4755))?;
         fs::set_permissions(d, fs::Permissions::from_mode(0o755))?;
         let out = Command::new("setpriv")
-            .args(["--reuid=65534", "--clear-groups"])
-            .arg(d.join("id"))
-            .arg("-u")
+            .args(["--reuid=65534", "--clear-groups", "./id", "-u"])
+            .current_dir(d)
             .output()?;
         Ok(String::from_utf8_lossy(&out.stdout).trim() == "65534")
     });

@@ -2,11 +2,16 @@
 //!
 //! These calls write to the filesystem: they are for scratch ones.
 
+#![allow(unsafe_code, reason = "the credentials of one thread; each block states why it is sound")]
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use super::process::ProcessId;
 use super::{Host, HostError, Result, failed};
@@ -60,6 +65,20 @@ impl Host {
         }
     }
 
+    /// Tries in the directory `path` what users other than root get: a member of a group writes in a directory of that
+    /// group, as `fsGroup` promises, and nobody reads a file that only root may. What it makes stays.
+    ///
+    /// # Errors
+    /// EACCES or ENOENT where a member of the group is turned away, EEXIST where root's file could be read, or a timeout.
+    pub fn try_users(&self, path: &Path, bound: Duration) -> Result<()> {
+        self.enter("try users", path)?;
+        let directory = path.to_owned();
+        match self.probes.ask(path, bound, move || try_users(&directory))? {
+            Some(result) => result.map_err(failed("let a user other than root work", path)),
+            None => Err(late("I/O as another user", path, bound)),
+        }
+    }
+
     /// Whether the file at `path` (made and removed here) can be read and written while the process that serves it is
     /// stopped: only I/O passthrough does that. The process runs on afterwards. Waits at most `bound` for each step.
     ///
@@ -91,6 +110,54 @@ impl Host {
 
 fn late(action: &'static str, path: &Path, bound: Duration) -> HostError {
     HostError::Timeout { action, subject: path.display().to_string(), seconds: bound.as_secs() }
+}
+
+/// A user and a group that own nothing of the host: `nobody`, and a number below it.
+const NOBODY: u32 = 65_534;
+const GROUP: u32 = 65_533;
+
+/// Runs in a thread of its own, which is the other user from the middle on and ends so.
+fn try_users(directory: &Path) -> io::Result<()> {
+    let shared = directory.join("shared");
+    let secret = directory.join("secret");
+    std::fs::create_dir(&shared)?;
+    std::os::unix::fs::chown(&shared, None, Some(GROUP))?;
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o2770))?;
+    std::fs::write(&secret, b"root's")?;
+    std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600))?;
+    // A workload is given the directory, not the way to it, which only root may go.
+    let given = File::open(directory)?;
+    become_nobody(GROUP)?;
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let own: File = rustix::fs::openat(&given, "shared/own", flags, Mode::from_raw_mode(0o600))?.into();
+    own.write_all_at(b"mine", 0)?;
+    let mut found = [0; 4];
+    own.read_exact_at(&mut found, 0)?;
+    if found != *b"mine" {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    match rustix::fs::openat(&given, "secret", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::ACCESS) => Ok(()),
+        Err(error) => Err(error.into()),
+        Ok(_) => Err(ErrorKind::AlreadyExists.into()),
+    }
+}
+
+/// Makes this thread, and no other, `nobody` in the given group where files are concerned (setfsuid(2), setfsgid(2)). The
+/// kernel takes the capabilities that concern files with it (capabilities(7)).
+fn become_nobody(group: libc::gid_t) -> io::Result<()> {
+    // SAFETY: the pointer is to one group, as the length says. The system call is made directly because the C library's
+    // function would change every thread of the process.
+    let set = unsafe { libc::syscall(libc::SYS_setgroups, 1_usize, &raw const group) };
+    if set < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: no pointers; both concern the calling thread only, and tell the former id.
+    unsafe {
+        libc::setfsgid(NOBODY);
+        libc::setfsuid(NOBODY);
+    }
+    Ok(())
 }
 
 fn overwrite(file: &File) -> io::Result<()> {

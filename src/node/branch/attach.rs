@@ -15,7 +15,6 @@ use crate::domain::policy::FsType;
 use crate::domain::split::BranchFormat;
 use crate::node::pool::{BRANCHES, fs_name};
 use crate::platform::HostError;
-use crate::platform::file::SEARCHABLE;
 use crate::platform::loopdev::LoopOptions;
 use crate::platform::mount::{Liveness, MountAttr, MountEntry};
 use crate::store::object::BranchSpec;
@@ -68,7 +67,7 @@ impl Branches {
             let lazy = self.host.liveness(at, ANSWER_BOUND).map_err(host("ask it"))? != Liveness::Alive;
             self.unmount(at, lazy).map_err(host("unmount it"))?;
         }
-        self.host.ensure_directory(at, SEARCHABLE).map_err(host("make its mount point"))?;
+        self.host.ensure_directory(at, 0o700).map_err(host("make its mount point"))?;
         // What is written while nothing is mounted here would be hidden later. Not every filesystem has the flag.
         let _ = self.host.set_immutable(at, true);
         let device = match record.format {

@@ -11,7 +11,6 @@ use crate::domain::split::BranchFormat;
 use crate::domain::{Bytes, overhead};
 use crate::node::pool::{Known, OpenPool, Refused, fs_name};
 use crate::platform::HostError;
-use crate::platform::file::SEARCHABLE;
 use crate::store::object::BranchSpec;
 
 /// The first project id that is given to a branch: far from the small numbers that people use in `/etc/projects`.
@@ -72,7 +71,7 @@ impl Branches {
             allocatable,
         };
         let take = || {
-            self.host.ensure_directory(&unfinished, SEARCHABLE)?;
+            self.host.ensure_directory(&unfinished, 0o700)?;
             match spec.format {
                 BranchFormat::Image => {
                     self.host.ensure_allocated(&unfinished.join(record::IMAGE), spec.size.get(), spec.thin)

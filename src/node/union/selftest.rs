@@ -236,6 +236,7 @@ impl Scratch<'_> {
         let trial = self.host.try_io(&data.join("trial"), IO_BOUND).map_err(start)?;
         abilities.direct_read = trial.direct_read;
         abilities.direct_write = trial.direct_write;
+        self.host.try_users(&data, IO_BOUND).map_err(start)?;
         abilities.passthrough = passthrough
             && self
                 .host

@@ -15,7 +15,6 @@ use crate::domain::VolumeId;
 use crate::domain::union::UnionKind;
 use crate::node::branch::{Attached, BranchError};
 use crate::node::union::UnionState;
-use crate::platform::file::SEARCHABLE;
 use crate::platform::file::fd_path;
 use crate::platform::mount::MountAttr;
 
@@ -341,7 +340,7 @@ impl Core {
 
     fn make_mount_point(&self, record: &Record, path: &Path) -> Result<(), VolumeError> {
         self.host
-            .ensure_directory(path, SEARCHABLE)
+            .ensure_directory(path, 0o700)
             .map(|_| ())
             .map_err(|e| VolumeError::host(record.volume(), "make the union's mount point", e))
     }

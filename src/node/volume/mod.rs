@@ -52,7 +52,6 @@ pub use self::types::{
 use crate::domain::{NodeName, VolumeId};
 use crate::node::branch::Branches;
 use crate::node::union::Unions;
-use crate::platform::file::SEARCHABLE;
 use crate::platform::process::ProcessId;
 use crate::platform::{Host, HostError};
 use crate::store::{Selector, Store};
@@ -121,7 +120,7 @@ impl Volumes {
         settings: VolumeSettings,
     ) -> Result<Self, HostError> {
         let records = Records::new(host.clone(), &settings.state_dir);
-        host.ensure_directory(records.root(), SEARCHABLE)?;
+        host.ensure_directory(records.root(), 0o700)?;
         let boot_id = host.boot_id()?;
         let core = Core {
             places: Places::new(host.clone(), settings.allowed_targets),

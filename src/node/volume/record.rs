@@ -13,7 +13,6 @@ use crate::domain::policy::OnBranchLoss;
 use crate::domain::union::UnionKind;
 use crate::domain::{Bytes, VolumeId};
 use crate::node::union::UnionSpec;
-use crate::platform::file::SEARCHABLE;
 use crate::platform::{Host, HostError};
 use crate::store::object::BranchSpec;
 
@@ -224,7 +223,7 @@ impl Records {
     /// It cannot be written.
     pub(super) fn save(&self, record: &Record) -> Result<(), HostError> {
         let directory = self.directory(record.volume());
-        self.host.ensure_directory(&directory, SEARCHABLE)?;
+        self.host.ensure_directory(&directory, 0o700)?;
         let bytes = serde_json::to_vec_pretty(record).map_err(|e| HostError::Unexpected {
             subject: directory.join(FILE).display().to_string(),
             reason: e.to_string(),

@@ -7,8 +7,7 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Gid, IFlags, Mode, OFlags, Uid};
 use rustix::io::Errno;
@@ -16,31 +15,10 @@ use rustix::io::Errno;
 pub use self::beneath::fd_path;
 use super::{Host, HostError, Result, failed};
 
-/// Mode of the directories on the way to a branch. MergerFS looks a file up as the user who asks for it (setfsuid(2)), by
-/// the branch's path on the host: where one directory of it is not searchable, everyone but root is told ENOENT. Nobody
-/// can list what is in them.
-pub const SEARCHABLE: u32 = 0o711;
-
 /// How the names of unfinished files begin.
 const TEMPORARY: &str = ".tmp-";
 
 impl Host {
-    /// The first directory on the way to `path`, itself included, that not everyone may search; `None` where there is none.
-    ///
-    /// # Errors
-    /// The errno of stat(2).
-    pub fn unsearchable(&self, path: &Path) -> Result<Option<PathBuf>> {
-        let mut ways: Vec<&Path> = path.ancestors().collect();
-        ways.reverse();
-        for way in ways {
-            let mode = std::fs::metadata(way).map_err(|e| failed("stat", way)(e))?.permissions().mode();
-            if mode & 0o001 == 0 {
-                return Ok(Some(way.to_owned()));
-            }
-        }
-        Ok(None)
-    }
-
     /// Writes `content` so that a crash at any point leaves the old file or the new one, whole (temporary file beside it,
     /// fsync, rename, fsync of the directory). Mode 0600. A crash may leave the temporary file: see
     /// [`Host::remove_temporaries`].
