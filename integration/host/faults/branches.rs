@@ -145,7 +145,7 @@ async fn a_pool_that_is_unmounted_under_a_volume_takes_nothing_with_it_and_is_ne
     fs::create_dir(ground.disks[0].join("pool")).expect("the empty mount point's directory");
     until("the pool's absence", || {
         let pools = ground.agent.get("/v1/pools").unwrap_or_default();
-        if pools.contains("absent") { Ok(()) } else { Err(pools) }
+        if pools.contains("Absent") { Ok(()) } else { Err(pools) }
     })
     .await;
     records.progress().await;
@@ -161,7 +161,7 @@ async fn a_pool_that_is_unmounted_under_a_volume_takes_nothing_with_it_and_is_ne
     run("mount", &["-o", "loop", &ground.scratch.join("disk0.disk").display().to_string(), &point]);
     until("the pool's return", || {
         let pools = ground.agent.get("/v1/pools").unwrap_or_default();
-        if pools.contains("absent") { Err(pools) } else { Ok(()) }
+        if pools.contains("Absent") { Err(pools) } else { Ok(()) }
     })
     .await;
     csi.stage(&id, super::ground::WRITER).await.expect("NodeStageVolume");

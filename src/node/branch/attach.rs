@@ -120,7 +120,7 @@ impl Branches {
                 }
                 // The pool's disk went and came back, as another filesystem or under another number: what is bound here
                 // is the one that went.
-                if entry.device != pool.number {
+                if entry.device != pool.mounted {
                     return Ok(None);
                 }
                 None
