@@ -267,13 +267,16 @@ impl Host {
 
 /// Pauses between attempts to lock a file: one that two callers attach at once is locked by the first, a moment before the
 /// second finds its device; a device that goes with its mount goes a moment after it.
-const LOCK_PAUSES: [Duration; 4] =
-    [Duration::from_millis(2), Duration::from_millis(8), Duration::from_millis(30), Duration::from_millis(100)];
+const LOCK_PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+];
 
 /// Locks the file for the device that will have it (see the module's description).
 fn lock(backing: &File, file: &Path) -> Result<()> {
-    let attempt =
-        || rustix::fs::flock(backing, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    let attempt = || rustix::fs::flock(backing, rustix::fs::FlockOperation::NonBlockingLockExclusive);
     for pause in LOCK_PAUSES {
         match attempt() {
             Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(pause),

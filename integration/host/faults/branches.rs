@@ -75,8 +75,10 @@ async fn with_records(ground: &Ground, fs_type: &str) -> (String, PathBuf, Vec<u
 
 /// The volume returns whole: every record is what was acknowledged, wherever someone made one anew meanwhile.
 async fn returns_whole(ground: &Ground, id: &str, directory: &Path, since: Instant) {
-    until("all records", || (0..RECORDS).try_for_each(|n| readable(directory, n).map_err(|e| format!("record {n}: {e}"))))
-        .await;
+    until("all records", || {
+        (0..RECORDS).try_for_each(|n| readable(directory, n).map_err(|e| format!("record {n}: {e}")))
+    })
+    .await;
     println!("whole again after {:?}", since.elapsed());
     until("health", || {
         let told = ground.told(id);
@@ -121,7 +123,8 @@ async fn a_branch_that_became_read_only_after_an_error_hides_and_shadows_nothing
     let device = ground.told(&id)["local"]["branches"][0]["device"].as_str().expect("a device").to_owned();
     let name = Path::new(&device).file_name().expect("a name").to_owned();
     let since = Instant::now();
-    fs::write(Path::new("/sys/fs/ext4").join(name).join("trigger_fs_error"), "an error for a test").expect("an error");
+    fs::write(Path::new("/sys/fs/ext4").join(name).join("trigger_fs_error"), "an error for a test")
+        .expect("an error");
     let watched = tokio::task::spawn_blocking({
         let directory = directory.clone();
         move || watch_exposure(&directory, since, &numbers)
@@ -156,7 +159,11 @@ async fn a_pool_that_is_unmounted_under_a_volume_takes_nothing_with_it_and_is_ne
     csi.unpublish(&id).await.expect("NodeUnpublishVolume without the pool");
     csi.unstage(&id).await.expect("NodeUnstageVolume without the pool");
     csi.stage(&id, super::ground::WRITER).await.expect_err("it was staged without its branch");
-    assert_eq!(fs::read_dir(ground.disks[0].join("pool")).expect("the directory").count(), 0, "written beneath");
+    assert_eq!(
+        fs::read_dir(ground.disks[0].join("pool")).expect("the directory").count(),
+        0,
+        "written beneath"
+    );
     fs::remove_dir(ground.disks[0].join("pool")).expect("the directory");
     run("mount", &["-o", "loop", &ground.scratch.join("disk0.disk").display().to_string(), &point]);
     until("the pool's return", || {

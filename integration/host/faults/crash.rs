@@ -10,7 +10,8 @@ use tonic::{Code, Status};
 use union_csi::csi::proto;
 
 use super::ground::{
-    Ground, PATIENCE, WRITER, content, processes_of, readable, record_path, signal, split, until, write_record,
+    Ground, PATIENCE, WRITER, content, processes_of, readable, record_path, signal, split, until,
+    write_record,
 };
 use crate::agent::{Csi, Wanted, mounted};
 use crate::support::{Scratch, disk, run};
@@ -140,7 +141,8 @@ fn reboot(ground: &mut Ground) {
         }
     }
     let own = fs::read_to_string("/proc/sys/kernel/random/boot_id").expect("a boot id");
-    let files = run("grep", &["-rlF", own.trim(), root.join("state").to_str().expect("utf-8"), "--include=*.json"]);
+    let files =
+        run("grep", &["-rlF", own.trim(), root.join("state").to_str().expect("utf-8"), "--include=*.json"]);
     for file in files.lines() {
         let text = fs::read_to_string(file).expect("a record");
         fs::write(file, text.replace(own.trim(), "00000000-0000-4000-8000-000000000000")).expect("a record");

@@ -89,7 +89,8 @@ impl Ground {
         let mut left = Vec::new();
         let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
         for point in table.lines().filter_map(|l| l.split(' ').nth(4)).filter(|p| p.starts_with(&root)) {
-            let of_the_test = self.disks.iter().any(|d| d == Path::new(point)) || point == format!("{root}/state");
+            let of_the_test =
+                self.disks.iter().any(|d| d == Path::new(point)) || point == format!("{root}/state");
             if !of_the_test {
                 left.push(format!("mount {point}"));
             }
@@ -107,7 +108,9 @@ impl Ground {
                 left.push(entry.path().display().to_string());
             }
         }
-        left.extend(processes_of(&self.scratch).into_iter().map(|(pid, line)| format!("process {pid}: {line}")));
+        left.extend(
+            processes_of(&self.scratch).into_iter().map(|(pid, line)| format!("process {pid}: {line}")),
+        );
         left
     }
 
@@ -304,7 +307,8 @@ pub(super) fn readable(directory: &Path, number: u64) -> Result<(), String> {
 
 /// True where the directory cannot be reached because its union is gone.
 pub(super) fn is_down(error: &std::io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)) || error.kind() == ErrorKind::NotConnected
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
+        || error.kind() == ErrorKind::NotConnected
 }
 
 pub(super) async fn csi(ground: &Ground) -> Csi {

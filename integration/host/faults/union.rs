@@ -18,9 +18,8 @@ async fn a_killed_mergerfs_comes_back_under_its_writers_here_and_in_containers()
     fs::create_dir(target.join("shared")).expect("a directory");
     fs::write(target.join("shared/file"), "shared").expect("a file");
     let here = target.display();
-    let script = format!(
-        "mkdir {here}-ro; mount --bind {here}/shared {here}-ro; mount -o remount,bind,ro {here}-ro"
-    );
+    let script =
+        format!("mkdir {here}-ro; mount --bind {here}/shared {here}-ro; mount -o remount,bind,ro {here}-ro");
     let container = Container::new(&script);
     let read_only = ground.scratch.join(&format!("targets/{id}-ro"));
     let records = Records::write(&target.join("records"));
@@ -41,8 +40,10 @@ async fn a_killed_mergerfs_comes_back_under_its_writers_here_and_in_containers()
             .await;
         }
         let inside = container.path(&read_only);
-        until("the healed sub-directory", || fs::read_to_string(inside.join("file")).map_err(|e| e.to_string()))
-            .await;
+        until("the healed sub-directory", || {
+            fs::read_to_string(inside.join("file")).map_err(|e| e.to_string())
+        })
+        .await;
         println!("round {round}: everything reads again {:?} after the kill", begun.elapsed());
         assert_eq!(errno(fs::write(inside.join("new"), "x")), Some(libc::EROFS), "it became writable");
         fs::write(container.path(&target).join(format!("from-container-{round}")), "x")
@@ -116,7 +117,8 @@ async fn killing_the_agent_is_not_noticed_by_any_volume_in_use() {
     calls.publish(&reads, READER).await.expect("NodePublishVolume, reader only");
     assert_eq!(ground.told(&reads)["local"]["union"], "overlay", "{}", ground.told(&reads));
 
-    let writers = [Records::write(&one_target.join("records")), Records::write(&three_target.join("records"))];
+    let writers =
+        [Records::write(&one_target.join("records")), Records::write(&three_target.join("records"))];
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let reader = {
         let (stop, directory) = (stop.clone(), reads_target.join("records"));
