@@ -41,6 +41,9 @@ const BLOCKING: usize = 64;
 /// An idle blocking thread ends after this time, so that a burst does not stay in memory.
 const BLOCKING_IDLE: Duration = Duration::from_secs(10);
 
+/// Directories of the state directory that hold files which are written atomically.
+const RECORDS: [&str; 2] = ["unions", "pools"];
+
 /// How long tasks may take to end when the agent stops.
 const STOP_BOUND: Duration = Duration::from_secs(30);
 
@@ -281,7 +284,14 @@ fn take_state_directory(host: &Host, config: &Config) -> Result<std::os::fd::Own
         host.ensure_directory(&directory, 0o700).context(HostSnafu { action: "make the state directory" })?;
     }
     let lock = host.try_lock(&path.join("lock")).context(HostSnafu { action: "lock the state directory" })?;
-    lock.ok_or_else(|| AppError::Locked { path: path.to_owned() })
+    let lock = lock.ok_or_else(|| AppError::Locked { path: path.to_owned() })?;
+    for directory in RECORDS {
+        // What stays does no harm.
+        if let Err(error) = host.remove_temporaries(&path.join(directory)) {
+            tracing::warn!(%error, "what an earlier agent was just writing is not removed");
+        }
+    }
+    Ok(lock)
 }
 
 async fn open_store(state: &Path) -> Result<Arc<dyn Store>, AppError> {

@@ -8,6 +8,7 @@ mod agent;
 mod bad_input;
 mod branch;
 mod executor;
+mod faults;
 mod overhead;
 mod platform;
 mod platform_fuse;

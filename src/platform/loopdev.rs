@@ -5,6 +5,11 @@
 //! or a lazy unmount later, leaves no device behind. Only raw block volumes, which nothing mounts, live without the flag
 //! and are detached by hand.
 //!
+//! **A file is attached once.** Two devices on one file are two filesystems that do not know of each other, and destroy
+//! it. Nothing in the kernel forbids it, so the file is locked (flock(2)) before it is attached: the device keeps the open
+//! file description, and with it the lock, for as long as it is attached. That holds for agents that died, for other
+//! agents, and for a device that lives on because something in another mount namespace still has it mounted.
+//!
 //! Constants and structures are those of `linux/loop.h` (kernel user-space API, stable).
 
 #![allow(unsafe_code, reason = "ioctl(2)")]
@@ -126,7 +131,8 @@ impl Host {
     /// made with mknod where devtmpfs does not.
     ///
     /// # Errors
-    /// The errno of the call that failed; EBUSY where the file is attached with the other read-only flag or another tag.
+    /// The errno of the call that failed; EBUSY where the file is attached with the other read-only flag or another tag,
+    /// EWOULDBLOCK where another program has locked it, or attached it by a name that is not seen here.
     pub fn loop_attach(&self, file: &Path, options: &LoopOptions) -> Result<LoopAttachment> {
         self.enter("loop_attach", file)?;
         for device in self.loop_devices_of(file)? {
@@ -150,6 +156,7 @@ impl Host {
             .custom_flags(libc::O_CLOEXEC | libc::O_NOFOLLOW)
             .open(file)
             .map_err(failed("open", file))?;
+        lock(&backing, file)?;
         for block_size in [512, 4096] {
             let attachment = attach_free(&backing, file, options, block_size)?;
             // The kernel drops direct I/O silently where the block size is below what the backing needs: once more with
@@ -182,17 +189,22 @@ impl Host {
         Ok(found)
     }
 
-    /// Detaches (`LOOP_CLR_FD`); a device that is still mounted goes when it is unmounted. False when it was not attached.
+    /// Detaches (`LOOP_CLR_FD`); a device that is still mounted goes when it is unmounted. False when it was not attached,
+    /// or not with this tag any more: the number may be another program's by now.
     ///
     /// # Errors
     /// The errno of the ioctl.
-    pub fn loop_detach(&self, device: &Path) -> Result<bool> {
+    pub fn loop_detach(&self, device: &Path, tag: &str) -> Result<bool> {
         self.enter("loop_detach", device)?;
         let opened = match open_device(device, true) {
             Ok(opened) => opened,
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENXIO)) => return Ok(false),
             Err(e) => return Err(failed("open", device)(e)),
         };
+        // While it is open here nobody else can detach it, only mark it for that: what is true now stays so.
+        if !status(&opened).is_ok_and(|info| info.lo_file_name == name_bytes(tag)) {
+            return Ok(false);
+        }
         match ioctl_arg(&opened, LOOP_CLR_FD, 0) {
             Ok(_) => Ok(true),
             Err(e) if e.raw_os_error() == Some(libc::ENXIO) => Ok(false),
@@ -251,6 +263,27 @@ impl Host {
             Err(e) => Err(failed("read", &path)(e)),
         }
     }
+}
+
+/// Pauses between attempts to lock a file: one that two callers attach at once is locked by the first, a moment before the
+/// second finds its device; a device that goes with its mount goes a moment after it.
+const LOCK_PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(30),
+    Duration::from_millis(100),
+];
+
+/// Locks the file for the device that will have it (see the module's description).
+fn lock(backing: &File, file: &Path) -> Result<()> {
+    let attempt = || rustix::fs::flock(backing, rustix::fs::FlockOperation::NonBlockingLockExclusive);
+    for pause in LOCK_PAUSES {
+        match attempt() {
+            Err(rustix::io::Errno::WOULDBLOCK) => std::thread::sleep(pause),
+            result => return result.map_err(failed("flock", file)),
+        }
+    }
+    attempt().map_err(failed("flock", file))
 }
 
 /// Takes a free device for the open file.

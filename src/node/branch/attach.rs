@@ -13,7 +13,7 @@ use super::{Attached, BranchError, Branches, Result, branch_error, place};
 use crate::domain::BranchId;
 use crate::domain::policy::FsType;
 use crate::domain::split::BranchFormat;
-use crate::node::pool::{BRANCHES, fs_name};
+use crate::node::pool::{BRANCHES, OpenPool, fs_name};
 use crate::platform::HostError;
 use crate::platform::loopdev::LoopOptions;
 use crate::platform::mount::{Liveness, MountAttr, MountEntry};
@@ -60,7 +60,7 @@ impl Branches {
         }
         let mounts = self.host.mounts().map_err(host("read the mount table"))?;
         if let Some(entry) = mounts.at(at) {
-            if let Some(attached) = self.attached_already(spec, &record, &path, at, entry, read_only)? {
+            if let Some(attached) = self.attached_already(&pool, spec, &record, at, entry, read_only)? {
                 return Ok(attached);
             }
             // Dead, or with the other read-only flag: not lazily, because what still uses it must not lose it.
@@ -90,13 +90,14 @@ impl Branches {
     /// The branch as it is attached already; `None` where what is mounted is dead or has the other read-only flag.
     fn attached_already(
         &self,
+        pool: &OpenPool,
         spec: &BranchSpec,
         record: &BranchRecord,
-        path: &Path,
         at: &Path,
         entry: &MountEntry,
         read_only: bool,
     ) -> Result<Option<Attached>> {
+        let path = place(pool, &spec.id);
         let host = |action| move |source| BranchError::Host { branch: spec.id.clone(), action, source };
         let device = match record.format {
             BranchFormat::Image => {
@@ -116,13 +117,18 @@ impl Branches {
                 if !entry.root.ends_with(&inside) {
                     return self.mounted_by_others(spec, at, entry);
                 }
+                // The pool's disk went and came back, as another filesystem or under another number: what is bound here
+                // is the one that went.
+                if entry.device != pool.mounted {
+                    return Ok(None);
+                }
                 None
             }
         };
         match self.host.liveness(at, ANSWER_BOUND).map_err(host("ask it"))? {
             Liveness::Alive if entry.read_only() == read_only => {
                 self.check_data(spec, at)?;
-                Ok(Some(Attached { mount: at.to_owned(), backing: path.to_owned(), device }))
+                Ok(Some(Attached { mount: at.to_owned(), backing: path, device }))
             }
             Liveness::Alive | Liveness::Dead(_) => Ok(None),
             Liveness::Hung => Err(host("use it")(HostError::Timeout {
@@ -202,7 +208,7 @@ impl Branches {
         // A raw image has no mount; its device is known by its tag.
         let devices = self.host.loop_devices_tagged(&image_suffix(branch), &tag(at));
         for device in devices.map_err(host("look for its loop devices"))? {
-            self.host.loop_detach(&device).map_err(host("detach its image"))?;
+            self.host.loop_detach(&device, &tag(at)).map_err(host("detach its image"))?;
         }
         if self.host.identity(at).map_err(host("look at its mount point"))?.is_some() {
             let _ = self.host.set_immutable(at, false);

@@ -14,6 +14,7 @@ mod remove;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use snafu::Snafu;
 
@@ -135,6 +136,10 @@ pub struct Branches {
     freed: Condvar,
 }
 
+/// How long a call waits for another one of the same branch. One that waits for a disk that does not answer may never
+/// end, and must not take every thread with it; the longest ordinary one, mkfs of a large image, takes seconds.
+const TURN_BOUND: Duration = Duration::from_secs(30);
+
 /// One caller's turn with one branch.
 struct Turn<'a> {
     branches: &'a Branches,
@@ -162,7 +167,7 @@ impl Branches {
     /// # Errors
     /// See [`BranchError`].
     pub fn ensure_present(&self, spec: &BranchSpec, bound: bool) -> Result<BranchStatus> {
-        let _turn = self.turn(&spec.id);
+        let _turn = self.turn(&spec.id)?;
         let pool = self.open(spec)?;
         let record = match self.find(&pool, spec)? {
             Some(record) => record,
@@ -187,7 +192,7 @@ impl Branches {
     /// # Errors
     /// See [`BranchError`].
     pub fn ensure_absent(&self, spec: &BranchSpec) -> Result<()> {
-        let _turn = self.turn(&spec.id);
+        let _turn = self.turn(&spec.id)?;
         let pool = self.open(spec)?;
         self.remove(&pool, spec)
     }
@@ -198,7 +203,7 @@ impl Branches {
     /// # Errors
     /// See [`BranchError`].
     pub fn ensure_attached(&self, spec: &BranchSpec, at: &Path, read_only: bool) -> Result<Attached> {
-        let _turn = self.turn(&spec.id);
+        let _turn = self.turn(&spec.id)?;
         self.attach(spec, at, read_only)
     }
 
@@ -207,7 +212,7 @@ impl Branches {
     /// # Errors
     /// EBUSY where files are open and `force` is false.
     pub fn ensure_detached(&self, branch: &BranchId, at: &Path, force: bool) -> Result<()> {
-        let _turn = self.turn(branch);
+        let _turn = self.turn(branch)?;
         self.detach(branch, at, force)
     }
 
@@ -253,8 +258,8 @@ impl Branches {
         for pool in self.open_pools() {
             let names = self.host.directory_names(&pool.branches()).ok().flatten().unwrap_or_default();
             for branch in names.iter().filter_map(|n| record::leftover(n.to_str()?)) {
-                let _turn = self.turn(&branch);
-                match self.clear(&pool, &branch) {
+                let cleared = self.turn(&branch).and_then(|_turn| self.clear(&pool, &branch));
+                match cleared {
                     Ok(()) => swept += 1,
                     Err(e) => errors.push(e),
                 }
@@ -340,14 +345,27 @@ impl Branches {
         crate::node::pool::occupied(&self.host, &place(pool, &record.branch), &known)
     }
 
-    /// Waits for this caller's turn with the branch.
-    fn turn(&self, branch: &BranchId) -> Turn<'_> {
+    /// Waits for this caller's turn with the branch, within [`TURN_BOUND`].
+    fn turn(&self, branch: &BranchId) -> Result<Turn<'_>> {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        let deadline = Instant::now() + TURN_BOUND;
         while busy.contains(branch) {
-            busy = self.freed.wait(busy).unwrap_or_else(PoisonError::into_inner);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(BranchError::Host {
+                    branch: branch.clone(),
+                    action: "use it",
+                    source: HostError::Timeout {
+                        action: "an earlier call",
+                        subject: branch.to_string(),
+                        seconds: TURN_BOUND.as_secs(),
+                    },
+                });
+            }
+            busy = self.freed.wait_timeout(busy, left).unwrap_or_else(PoisonError::into_inner).0;
         }
         busy.insert(branch.clone());
-        Turn { branches: self, branch: branch.clone() }
+        Ok(Turn { branches: self, branch: branch.clone() })
     }
 }
 

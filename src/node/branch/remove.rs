@@ -75,7 +75,7 @@ impl Branches {
                 let mounts = self.host.mounts().map_err(host("read the mount table"))?;
                 let inside = pool.within.join(super::super::pool::BRANCHES).join(&spec.id);
                 if let Some(entry) =
-                    mounts.entries.iter().find(|e| e.device == pool.number && e.root.starts_with(&inside))
+                    mounts.entries.iter().find(|e| e.device == pool.mounted && e.root.starts_with(&inside))
                 {
                     return in_use(format!("it is mounted at {}", entry.mount_point.display()));
                 }

@@ -61,8 +61,10 @@ pub struct OpenPool {
     pub path: PathBuf,
     /// Names its filesystem: UUID, else major:minor.
     pub device: String,
-    /// Major and minor number of its filesystem.
+    /// Major and minor number of its files (stat(2)). btrfs gives each subvolume one of its own.
     pub number: (u32, u32),
+    /// Major and minor number of its filesystem as mountinfo has it.
+    pub mounted: (u32, u32),
     /// Filesystem type.
     pub filesystem: String,
     /// Where the pool's directory lies within its filesystem, as mountinfo's root and mount point tell.
@@ -211,6 +213,7 @@ impl Pools {
             name: settings.name.clone(),
             device: uuid.unwrap_or_else(|| format!("{}:{}", number.0, number.1)),
             number,
+            mounted: mount.device,
             filesystem: mount.fs_type.clone(),
             within: mount.root.join(below),
             read_only: space.read_only,

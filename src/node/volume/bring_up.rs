@@ -136,6 +136,9 @@ impl Core {
             }
         };
         if let UnionState::Running { process, .. } = state {
+            if record.kind == UnionKind::Mergerfs {
+                self.note_branches(slot, record);
+            }
             slot.hints().process = process;
             self.changed.notify_one();
         }

@@ -91,12 +91,18 @@ pub(super) struct Facts {
 
 /// Decides what is to be done with a staged volume.
 pub(super) fn decide(facts: Facts, seen: &Seen) -> Action {
+    let merged = facts.kind == UnionKind::Mergerfs;
     let mut lost = Vec::new();
     let mut reports = Vec::new();
     let mut silent = false;
     for (index, branch) in &seen.branches {
         match branch {
             BranchSeen::Alive => {}
+            // After an error ext4 can be read as far as its disk can, and MergerFS takes what cannot be read for what does
+            // not exist.
+            BranchSeen::ReadOnly if merged => {
+                lost.push((*index, "it became read-only after an error of its disk".to_owned()));
+            }
             BranchSeen::ReadOnly => reports.push(format!(
                 "branch {index} became read-only after an error of its disk: writes to it fail; check the disk"
             )),
@@ -114,7 +120,6 @@ pub(super) fn decide(facts: Facts, seen: &Seen) -> Action {
             }
         }
     }
-    let merged = facts.kind == UnionKind::Mergerfs;
     let repair = seen.binds || seen.union == UnionSeen::Gone || facts.restoring;
     match &seen.union {
         _ if merged && !lost.is_empty() => Action::Lose(lost),
@@ -231,6 +236,15 @@ mod tests {
                 assert_eq!(action, Action::Lose(vec![(1, "EIO".to_owned())]), "{union:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_union_does_not_stay_over_a_branch_that_can_only_be_read_and_a_bind_does() {
+        let branches = [BranchSeen::ReadOnly];
+        let merged = decide(facts(UnionKind::Mergerfs), &seen(UnionSeen::Running, &branches));
+        assert!(matches!(merged, Action::Lose(_)), "{merged:?}");
+        let bound = decide(facts(UnionKind::Bind), &seen(UnionSeen::Unneeded, &branches));
+        assert!(matches!(bound, Action::Report(_)), "{bound:?}");
     }
 
     #[test]

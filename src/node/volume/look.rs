@@ -1,12 +1,12 @@
 //! Looking at volumes: what the kernel, the branches and the daemons tell of them.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::diagnose::{Action, BranchSeen, Seen, UnionSeen, decide, facts, judge};
 use super::error::VolumeError;
 use super::parallel::parallel;
-use super::record::{Phase, Record, branch_mount};
+use super::record::{Phase, Record, StagedBranch, branch_mount};
 use super::slot::Slot;
 use super::view::{Found, View};
 use super::{ANSWER_TIMEOUT, Core, DATA};
@@ -19,6 +19,9 @@ use crate::platform::process::ProcessId;
 /// Volumes looked at at the same time.
 const PARALLEL_LOOKS: usize = 4;
 
+/// How long one branch may take to say that it is there before it is looked at more closely.
+const GLANCE_BOUND: Duration = Duration::from_secs(2);
+
 impl Core {
     /// The volumes that are not as they should be at a first look, and how many volumes there are.
     pub(super) fn suspicious(&self) -> Result<(Vec<VolumeId>, usize), HostError> {
@@ -30,6 +33,25 @@ impl Core {
         let count = volumes.len();
         let kept = volumes.into_iter().zip(suspicious).filter(|(_, s)| *s).map(|(v, _)| v);
         Ok((kept.collect(), count))
+    }
+
+    /// The volumes of which a branch under a running MergerFS does not answer as it should; a few microseconds a branch.
+    pub(super) fn failing(&self) -> Result<Vec<VolumeId>, HostError> {
+        let (volumes, paths): (Vec<_>, Vec<_>) = self.slots.branches().into_iter().unzip();
+        if paths.is_empty() {
+            return Ok(Vec::new());
+        }
+        let found = self.host.not_alive(paths, GLANCE_BOUND)?;
+        let mut failing: Vec<_> = found.into_iter().filter_map(|(n, _)| volumes.get(n).cloned()).collect();
+        failing.dedup();
+        Ok(failing)
+    }
+
+    /// Notes what a running MergerFS runs over, for [`Core::failing`].
+    pub(super) fn note_branches(&self, slot: &Slot, record: &Record) {
+        let directory = self.records.directory(record.volume());
+        let data = |b: &StagedBranch| branch_mount(&directory, b.spec.index).join(DATA);
+        slot.hints().branches = record.serving().map(data).collect();
     }
 
     fn is_suspicious(&self, volume: &VolumeId, view: &View) -> Result<bool, VolumeError> {
@@ -51,7 +73,10 @@ impl Core {
                 let point = record.union_mount(&self.records.directory(volume));
                 let known = slot.hints().process.is_some() && view.at(&point).is_some();
                 match known && self.unions.answers(&point) {
-                    true => UnionSeen::Running,
+                    true => {
+                        self.note_branches(&slot, &record);
+                        UnionSeen::Running
+                    }
                     false => UnionSeen::Gone,
                 }
             }
@@ -81,6 +106,9 @@ impl Core {
                     .map_err(|e| VolumeError::union(volume, e))?
                 {
                     UnionState::Running { process, .. } => {
+                        if record.kind == UnionKind::Mergerfs {
+                            self.note_branches(slot, record);
+                        }
                         let mut hints = slot.hints();
                         hints.hung = None;
                         if hints.process != process {

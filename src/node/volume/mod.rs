@@ -251,6 +251,20 @@ impl Volumes {
         }
     }
 
+    /// The volumes of which a branch under a running MergerFS has failed: a question to each inode, cheap enough for several
+    /// times a second.
+    pub(in crate::node) async fn failing(&self) -> Vec<VolumeId> {
+        let core = self.core.clone();
+        match tokio::task::spawn_blocking(move || core.failing()).await {
+            Ok(Ok(failing)) => failing,
+            Ok(Err(error)) => {
+                tracing::error!(error = %error, "branches cannot be asked");
+                Vec::new()
+            }
+            Err(_) => Vec::new(),
+        }
+    }
+
     /// The MergerFS processes to be watched.
     pub(in crate::node) fn processes(&self) -> Vec<(VolumeId, ProcessId)> {
         self.core.slots.processes()

@@ -98,6 +98,13 @@ impl Core {
             hints.next_attempt.filter(|t| *t > now).map(|t| (t - now, hints.trouble.clone()))
         };
         if let Some((pause, reason)) = waiting {
+            // Only the return waits: MergerFS does not run over a failed branch for that long.
+            if matches!(action, Action::Lose(_))
+                && process.is_some()
+                && let Err(error) = self.take_down(slot, &record, process.as_ref())
+            {
+                return self.troubled(slot, volume, &error.to_string());
+            }
             return Outcome::Troubled { reason: reason.unwrap_or_default(), pause };
         }
         if seen.union == UnionSeen::Gone {
@@ -225,14 +232,20 @@ impl Core {
     ) -> Result<(), VolumeError> {
         let Some(process) = process else { return Ok(()) };
         let failed = |e| VolumeError::host(record.volume(), "end its mergerfs", e);
-        if let Some(origin) = &record.origin {
-            self.host.fuse_abort(origin.device.1).map_err(failed)?;
+        // By what is mounted there now: the number on record may be another filesystem's after a crash in between.
+        let point = record.union_mount(&self.records.directory(record.volume()));
+        let device = self.view(record)?.union_at(&point, record.volume()).map(|e| e.device);
+        if let Some((_, minor)) = device
+            && let Err(error) = self.host.fuse_abort(minor)
+        {
+            tracing::warn!(volume.id = %record.volume(), error = %error, "its connection is not aborted; its process is killed");
         }
         self.host.process_kill(process).map_err(failed)?;
         let gone = self.host.process_wait(process, KILL_TIMEOUT).map_err(failed)?;
         let mut hints = slot.hints();
         hints.hung = None;
         hints.process = None;
+        hints.branches.clear();
         if !gone {
             // Stuck in a disk that does not answer: its connection is aborted, it serves nobody any more.
             tracing::warn!(volume.id = %record.volume(), process.id = process.pid, "a killed mergerfs is still there");

@@ -1,6 +1,7 @@
 //! One volume at a time: locks, and what the healer remembers between two looks.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -30,6 +31,8 @@ pub(super) struct Hints {
     pub(super) next_attempt: Option<Instant>,
     /// Since when its process has not answered, and how often it was asked.
     pub(super) hung: Option<(Instant, u32)>,
+    /// The `data` directories of the branches that its MergerFS runs over.
+    pub(super) branches: Vec<PathBuf>,
     /// Since when branches have not answered, by number.
     pub(super) hung_branches: BTreeMap<u32, Instant>,
 }
@@ -57,6 +60,17 @@ impl Slots {
     pub(super) fn processes(&self) -> Vec<(VolumeId, ProcessId)> {
         let map = self.map();
         map.iter().filter_map(|(v, s)| s.hints().process.clone().map(|p| (v.clone(), p))).collect()
+    }
+
+    /// The `data` directories of all branches under a MergerFS, but for the volumes of which one does not answer.
+    pub(super) fn branches(&self) -> Vec<(VolumeId, PathBuf)> {
+        let map = self.map();
+        let of = |(volume, slot): (&VolumeId, &Arc<Slot>)| {
+            let hints = slot.hints();
+            let asked = if hints.hung_branches.is_empty() { hints.branches.clone() } else { Vec::new() };
+            asked.into_iter().map(|path| (volume.clone(), path)).collect::<Vec<_>>()
+        };
+        map.iter().flat_map(of).collect()
     }
 
     /// Forgets volumes that nobody uses and that have nothing to remember.

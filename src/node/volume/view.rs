@@ -58,6 +58,11 @@ impl View {
         self.top.get(path).map(|&index| &self.table.entries[index])
     }
 
+    /// The volume's MergerFS, where it is mounted at `path`.
+    pub(super) fn union_at(&self, path: &Path, volume: &VolumeId) -> Option<&MountEntry> {
+        self.at(path).filter(|entry| is_union_of(entry, volume))
+    }
+
     /// What the volume's binds show when they are made now; `None` where what they are made of is not mounted.
     pub(super) fn origin(&self, record: &Record, directory: &Path) -> Option<Origin> {
         let data = |point: &Path| {

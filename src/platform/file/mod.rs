@@ -46,17 +46,22 @@ impl Host {
         sync(directory)
     }
 
-    /// Removes what interrupted [`Host::write_atomic`] calls left in the directory, and tells how many there were. Only for
-    /// a directory that no one else writes to now.
+    /// Removes what interrupted [`Host::write_atomic`] calls left in the directory, and tells how many there were; none where
+    /// there is no directory. Only for a directory that no one else writes to now.
     ///
     /// # Errors
     /// The errno of the call that failed.
     pub fn remove_temporaries(&self, directory: &Path) -> Result<u32> {
         self.enter("remove temporaries", directory)?;
         let mut removed = 0;
-        for entry in std::fs::read_dir(directory).map_err(failed("readdir", directory))? {
+        let entries = match std::fs::read_dir(directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+            entries => entries.map_err(failed("readdir", directory))?,
+        };
+        for entry in entries {
             let entry = entry.map_err(failed("readdir", directory))?;
-            if entry.file_name().as_bytes().starts_with(TEMPORARY.as_bytes()) {
+            let is_ours = |rest: &[u8]| rest.len() == 32 && rest.iter().all(u8::is_ascii_hexdigit);
+            if entry.file_name().as_bytes().strip_prefix(TEMPORARY.as_bytes()).is_some_and(is_ours) {
                 std::fs::remove_file(entry.path()).map_err(failed("unlink", entry.path()))?;
                 removed += 1;
             }

@@ -41,9 +41,12 @@ fn writing_over_a_symlink_replaces_the_symlink() {
 #[test]
 fn what_a_crash_left_is_known_by_its_name_and_removed() {
     let (dir, host) = scratch();
-    fs::write(dir.path().join(".tmp-0123"), "half").unwrap();
+    fs::write(dir.path().join(".tmp-0123456789abcdef0123456789abcdef"), "half").unwrap();
+    fs::write(dir.path().join(".tmp-of-somebody"), "whole").unwrap();
     fs::write(dir.path().join("state"), "whole").unwrap();
     assert_eq!(host.remove_temporaries(dir.path()).unwrap(), 1);
+    assert_eq!(host.remove_temporaries(&dir.path().join("none")).unwrap(), 0);
+    assert!(dir.path().join(".tmp-of-somebody").exists(), "another program's file was removed");
     assert_eq!(host.remove_temporaries(dir.path()).unwrap(), 0);
     assert_eq!(fs::read(dir.path().join("state")).unwrap(), b"whole");
 }
