@@ -99,6 +99,12 @@ impl HostError {
         self.errno() == Some(libc::ENOENT)
     }
 
+    /// True where the kernel forbids it (EPERM): an immutable directory, among other reasons.
+    #[must_use]
+    pub fn is_not_permitted(&self) -> bool {
+        self.errno() == Some(libc::EPERM)
+    }
+
     /// True where something still uses it (EBUSY).
     #[must_use]
     pub fn is_busy(&self) -> bool {

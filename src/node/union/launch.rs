@@ -353,14 +353,29 @@ pub(super) fn end(host_: &Host, process: Option<&ProcessId>, patience: Duration)
 }
 
 /// Removes the directory that the union was mounted on; none is fine.
+///
+/// A process that ends may take its mount away between the two steps, or still bring it: then the flag was cleared on the
+/// mount's root and not on the directory beneath (EPERM), or the directory is busy. Both pass, and are tried again.
 pub(super) fn remove_mount_point(host_: &Host, mount_point: &Path) -> Result<(), UnionError> {
-    match host_.set_immutable(mount_point, false) {
-        Ok(_) => {}
-        Err(error) if error.is_missing() => return Ok(()),
-        Err(source) => return Err(UnionError::Host { action: "release the union's mount point", source }),
+    let deadline = Instant::now() + BUSY_BOUND;
+    loop {
+        match host_.set_immutable(mount_point, false) {
+            Ok(_) => {}
+            Err(error) if error.is_missing() => return Ok(()),
+            Err(source) => {
+                return Err(UnionError::Host { action: "release the union's mount point", source });
+            }
+        }
+        match host_.remove_directory(mount_point) {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() < deadline && (error.is_busy() || error.is_not_permitted()) => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(source) => {
+                return Err(UnionError::Host { action: "remove the union's mount point", source });
+            }
+        }
     }
-    host_.remove_directory(mount_point).map_err(host("remove the union's mount point"))?;
-    Ok(())
 }
 
 /// An empty cgroup costs nothing: one that stays is only told of.
