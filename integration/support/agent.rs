@@ -161,7 +161,7 @@ impl Drop for Agent {
         self.kill();
         // Unions outlive their agent by design; those of this test's agent end with the test.
         if std::thread::panicking() {
-            println!("agent log:\n{}", self.log_end());
+            eprintln!("agent log:\n{}", self.log_end());
         }
         let _ = Command::new("pkill").args(["-9", "-f", &format!("{}/", self.dir.display())]).status();
     }
