@@ -9,6 +9,7 @@ mod bad_input;
 mod branch;
 mod executor;
 mod faults;
+mod lifecycle;
 mod overhead;
 mod platform;
 mod platform_fuse;

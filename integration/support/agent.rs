@@ -34,21 +34,27 @@ impl Agent {
     /// Starts an agent whose state is in `<dir>/state` and whose targets may lie below `dir`. `extra` is YAML added to its
     /// configuration.
     pub fn start(program: &Path, dir: &Path, pools: &[(String, PathBuf)], extra: &str) -> Self {
-        let port = {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-            listener.local_addr().expect("its number").port()
-        };
-        let mut yaml = format!(
-            "nodeName: test-node\nstateDir: {dir}/state\ncsi: {{ endpoint: \"unix://{dir}/csi.sock\", allowedTargets: [\"{dir}\"] }}\n\
-             http: {{ listen: \"127.0.0.1:{port}\" }}\n{extra}\npools:\n",
-            dir = dir.display()
-        );
+        let mut yaml = format!("{extra}\npools:\n");
         for (name, path) in pools {
             let _ = writeln!(yaml, "  - {{ name: {name}, path: {}, reserve: \"0\" }}", path.display());
         }
         if pools.is_empty() {
             yaml.push_str("  []\n");
         }
+        Self::start_with(program, dir, &yaml)
+    }
+
+    /// The same, with pools and everything else in `extra`.
+    pub fn start_with(program: &Path, dir: &Path, extra: &str) -> Self {
+        let port = {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+            listener.local_addr().expect("its number").port()
+        };
+        let yaml = format!(
+            "nodeName: test-node\nstateDir: {dir}/state\ncsi: {{ endpoint: \"unix://{dir}/csi.sock\", allowedTargets: [\"{dir}\"] }}\n\
+             http: {{ listen: \"127.0.0.1:{port}\" }}\n{extra}\n",
+            dir = dir.display()
+        );
         fs::write(dir.join("agent.yaml"), yaml).expect("agent.yaml");
         let mut agent = Self {
             dir: dir.to_owned(),
@@ -100,7 +106,7 @@ impl Agent {
     pub fn log_end(&self) -> String {
         let text = fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default();
         let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(30)..].join("\n")
+        lines[lines.len().saturating_sub(60)..].join("\n")
     }
 
     pub fn pid(&self) -> u32 {
@@ -154,6 +160,9 @@ impl Drop for Agent {
     fn drop(&mut self) {
         self.kill();
         // Unions outlive their agent by design; those of this test's agent end with the test.
+        if std::thread::panicking() {
+            eprintln!("agent log:\n{}", self.log_end());
+        }
         let _ = Command::new("pkill").args(["-9", "-f", &format!("{}/", self.dir.display())]).status();
     }
 }

@@ -169,38 +169,10 @@ fn code(default: &str) -> String {
     }
 }
 
-/// The name among `known` that `typed` was probably meant to be.
-#[must_use]
-pub fn nearest<'a>(typed: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let plain = |s: &str| s.to_ascii_lowercase().replace(['-', '_'], "");
-    let typed = plain(typed);
-    known
-        .into_iter()
-        .map(|name| (distance(&typed, &plain(name)), name))
-        .filter(|(d, name)| *d <= 1 + name.len() / 4)
-        .min_by_key(|(d, _)| *d)
-        .map(|(_, name)| name)
-}
-
-/// Levenshtein's distance in characters.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let change = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::spelling::nearest;
 
     #[test]
     fn a_misspelt_key_finds_the_one_that_was_meant() {
@@ -223,6 +195,15 @@ mod tests {
             out.push_str(&format!("| `{}` | {} | {} | {} |\n", p.key, p.values, p.default, p.meaning));
         }
         crate::telemetry::tests::compare_part("docs/CONFIGURATION.md", "parameters", &out);
+    }
+
+    #[test]
+    fn the_document_of_the_mergerfs_options_is_up_to_date() {
+        let mut out = String::from("| option | takes | meaning |\n|---|---|---|\n");
+        for o in crate::domain::mergerfs::allowed() {
+            out.push_str(&format!("| `{}` | {} | {} |\n", o.key, o.values, o.meaning));
+        }
+        crate::telemetry::tests::compare_part("docs/CONFIGURATION.md", "mergerfs", &out);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use super::yaml::{self, Name, Node, Value};
 use super::{Config, DEFAULT_LISTEN, DEFAULT_STATE_DIR, Overrides, keys};
 use crate::domain::policy;
 use crate::domain::pool::Reserve;
+use crate::domain::spelling;
 use crate::domain::{NodeName, PoolName};
 use crate::node::pool::PoolSettings;
 use crate::node::union::MergerfsSettings;
@@ -371,7 +372,7 @@ impl Reader<'_> {
                 continue;
             }
             let key = if at.is_empty() { name.text.clone() } else { format!("{at}.{}", name.text) };
-            let remedy = match keys::nearest(&name.text, known.iter().copied()) {
+            let remedy = match spelling::nearest(&name.text, known.iter().copied()) {
                 Some(meant) => format!("did you mean {meant}?"),
                 None => format!("remove it; known here are {}", known.join(", ")),
             };

@@ -5,10 +5,10 @@ use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use super::MAX_SOCKET_PATH;
-use super::keys::nearest;
 use crate::domain::Bytes;
 use crate::domain::duration::format;
 use crate::domain::pool::{Media, Reserve};
+use crate::domain::spelling::nearest;
 
 /// What is wrong, and what to do.
 pub(super) struct Wrong {

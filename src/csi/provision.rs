@@ -47,7 +47,7 @@ pub enum ProvisionError {
     },
     /// No split fits.
     #[snafu(display(
-        "no room for volume {volume} of {requested} bytes: the largest that would fit now has {largest} bytes; {reason}"
+        "no room for volume {volume} of {}: the largest that would fit now has {}; {reason}", requested.shown(), largest.shown()
     ))]
     NoRoom {
         /// The volume.

@@ -11,6 +11,7 @@ pub mod placement;
 pub mod policy;
 pub mod pool;
 pub mod quantity;
+pub mod spelling;
 pub mod split;
 pub mod union;
 pub mod volume;

@@ -89,7 +89,8 @@ pub struct PoolReport {
     pub total: Bytes,
     /// What is free for writing (statvfs `f_bavail`).
     pub free: Bytes,
-    /// What the administrator keeps out of our reach.
+    /// What is kept free: what the administrator says, at least what the pool's own directories need (1/256 of the
+    /// filesystem, at most 16 MiB).
     #[serde(default)]
     pub reserve: Bytes,
     /// Sum of the sizes of the branches on this device.

@@ -120,6 +120,13 @@ impl Bytes {
         }
     }
 
+    /// The amount as people can read it and programs can take it over: exact, and in words too where that is long.
+    #[must_use]
+    pub fn shown(self) -> String {
+        let exact = self.to_string();
+        if exact.len() <= 8 { exact } else { format!("{} ({} bytes)", self.human(), self.0) }
+    }
+
     /// The amount for people: binary units, rounded to one decimal, such as `1.5 GiB`.
     #[must_use]
     pub fn human(self) -> String {

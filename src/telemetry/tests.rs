@@ -97,6 +97,7 @@ pub(crate) fn compare_part(path: &str, part: &str, generated: &str) {
     }
     assert!(
         inside == wanted,
-        "{path} is not up to date: run UNION_CSI_WRITE_DOCS=1 cargo test --lib document, and review what changed"
+        "{path} is not up to date: run UNION_CSI_WRITE_DOCS=1 cargo test --lib document -- --test-threads=1, and review \
+         what changed"
     );
 }

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::{NodeError, NodeService};
 use crate::csi::parse::Inline;
+use crate::csi::provision::ProvisionError;
 use crate::domain::VolumeId;
 use crate::node::volume::{StageRequest, VolumeError};
 
@@ -36,7 +37,16 @@ impl NodeService {
             source,
         })?;
         publish.staging = staging(&directory);
-        self.provisioner.create(&spec, deadline).await?;
+        match self.provisioner.create(&spec, deadline).await {
+            Ok(_) => {}
+            Err(error) => {
+                // Nothing was made, and nobody will call for its removal.
+                if matches!(error, ProvisionError::NoRoom { .. }) {
+                    self.remove_directory(&spec.volume).await?;
+                }
+                return Err(error.into());
+            }
+        }
         let stage = StageRequest {
             volume: publish.volume.clone(),
             staging: publish.staging.clone(),
@@ -57,6 +67,11 @@ impl NodeService {
         self.volumes.unpublish(volume, target).await?;
         self.volumes.unstage(volume, &staging(&directory)).await?;
         self.provisioner.delete(volume, deadline).await?;
+        self.remove_directory(volume).await
+    }
+
+    async fn remove_directory(&self, volume: &VolumeId) -> Result<(), NodeError> {
+        let directory = self.directory(volume);
         // Never recursively: what is not empty is still mounted.
         for path in [staging(&directory), directory] {
             match tokio::fs::remove_dir(&path).await {

@@ -53,8 +53,8 @@ pub(super) struct Known {
     pub formerly: Option<&'static str>,
     /// What it takes.
     pub kind: Kind,
-    /// Nodes and classes may set it.
-    pub user: bool,
+    /// What it does, where nodes and classes may set it.
+    pub meaning: Option<&'static str>,
     /// A union without it is not what was asked for.
     pub essential: bool,
 }
@@ -73,24 +73,41 @@ const DAY: Kind = Kind::Number { least: 0, most: 86_400, unit: "seconds" };
 const CREATE: &[&str] = &["ff", "lfs", "lus", "mfs", "pfrd", "rand"];
 
 const fn ours(key: &'static str, kind: Kind) -> Known {
-    Known { key, since: ALWAYS, formerly: None, kind, user: false, essential: false }
+    Known { key, since: ALWAYS, formerly: None, kind, meaning: None, essential: false }
 }
 
-const fn open(key: &'static str, kind: Kind) -> Known {
-    Known { user: true, ..ours(key, kind) }
+const fn open(key: &'static str, kind: Kind, meaning: &'static str) -> Known {
+    Known { meaning: Some(meaning), ..ours(key, kind) }
 }
 
 /// In the order in which they are given: a `category.*` sets all its functions, so `func.*` comes after it.
 pub(super) const TABLE: &[Known] = &[
     Known { essential: true, ..ours("fsname", Kind::Text) },
-    Known { essential: true, ..open("category.create", Kind::Word(CREATE)) },
-    open("func.getattr", Kind::Word(&["ff", "newest"])),
-    Known { since: Version::new(2, 36, 0), ..open("func.readdir", Kind::Word(&["seq", "cosr", "cor"])) },
-    Known { essential: true, ..open("minfreespace", Kind::Size) },
+    Known {
+        essential: true,
+        ..open("category.create", Kind::Word(CREATE), "Which branch gets new files and directories.")
+    },
+    open("func.getattr", Kind::Word(&["ff", "newest"]), "Which branch's attributes are shown."),
+    Known {
+        since: Version::new(2, 36, 0),
+        ..open(
+            "func.readdir",
+            Kind::Word(&["seq", "cosr", "cor"]),
+            "Whether branches are listed one after the other or at once.",
+        )
+    },
+    Known {
+        essential: true,
+        ..open("minfreespace", Kind::Size, "A branch with less free space gets no new files.")
+    },
     // Later versions move by default, so it must be said either way.
     Known {
         essential: true,
-        ..open("moveonenospc", Kind::Word(&["false", "ff", "lfs", "lus", "mfs", "pfrd", "rand"]))
+        ..open(
+            "moveonenospc",
+            Kind::Word(&["false", "ff", "lfs", "lus", "mfs", "pfrd", "rand"]),
+            "Whether, and to which branch, a file moves whose branch is full.",
+        )
     },
     open(
         "inodecalc",
@@ -102,29 +119,52 @@ pub(super) const TABLE: &[Known] = &[
             "path-hash32",
             "devino-hash32",
         ]),
+        "How inode numbers are made.",
     ),
-    open("cache.files", Kind::Word(&["off", "partial", "full", "auto-full"])),
-    open("cache.attr", DAY),
-    open("cache.entry", DAY),
-    open("cache.negative-entry", DAY),
-    open("cache.readdir", Kind::Bool),
-    open("cache.symlinks", Kind::Bool),
-    open("cache.statfs", DAY),
+    open(
+        "cache.files",
+        Kind::Word(&["off", "partial", "full", "auto-full"]),
+        "How file contents are kept in the page cache.",
+    ),
+    open("cache.attr", DAY, "How long the kernel keeps attributes."),
+    open("cache.entry", DAY, "How long the kernel keeps names that exist."),
+    open("cache.negative-entry", DAY, "How long the kernel keeps names that do not exist."),
+    open("cache.readdir", Kind::Bool, "Whether the kernel keeps directory listings."),
+    open("cache.symlinks", Kind::Bool, "Whether the kernel keeps the targets of symlinks."),
+    open("cache.statfs", DAY, "How long free space is kept for choosing branches."),
     ours("security-capability", Kind::Bool),
-    open("statfs-ignore", Kind::Word(&["none", "ro", "nc"])),
+    open("statfs-ignore", Kind::Word(&["none", "ro", "nc"]), "Branches that free space leaves out."),
     Known { since: Version::new(2, 40, 2), ..ours("export-support", Kind::Bool) },
     Known {
         since: Version::new(2, 35, 0),
         formerly: Some("threads"),
-        ..open("process-thread-count", Kind::Number { least: 4, most: 256, unit: "threads" })
+        ..open(
+            "process-thread-count",
+            Kind::Number { least: 4, most: 256, unit: "threads" },
+            "Threads that work on requests.",
+        )
     },
-    Known { since: Version::new(2, 41, 0), ..open("passthrough.io", Kind::Word(&["off", "rw"])) },
-    open("async-read", Kind::Bool),
-    open("dropcacheonclose", Kind::Bool),
-    open("posix-acl", Kind::Bool),
+    Known {
+        since: Version::new(2, 41, 0),
+        ..open(
+            "passthrough.io",
+            Kind::Word(&["off", "rw"]),
+            "Whether the kernel reads and writes the branch's file itself.",
+        )
+    },
+    open("async-read", Kind::Bool, "Lets the kernel send several reads of one file at once."),
+    open("dropcacheonclose", Kind::Bool, "Drops a file's pages of the branch when it is closed."),
+    open("posix-acl", Kind::Bool, "Whether POSIX access control lists work."),
     // `nosys` makes the kernel stop asking, and with it the question whether the process answers.
-    open("xattr", Kind::Word(&["passthrough", "noattr"])),
-    Known { since: Version::new(2, 40, 0), ..open("parallel-direct-writes", Kind::Bool) },
+    open("xattr", Kind::Word(&["passthrough", "noattr"]), "Whether extended attributes work."),
+    Known {
+        since: Version::new(2, 40, 0),
+        ..open(
+            "parallel-direct-writes",
+            Kind::Bool,
+            "Lets the kernel send several direct writes to one file at once.",
+        )
+    },
 ];
 
 /// Options that people may come to ask for, and why they cannot be had.
@@ -154,9 +194,33 @@ pub(super) fn canonical(name: &str) -> String {
 /// The options that nodes and classes may set, `a-b` style, in a stable order.
 #[must_use]
 pub fn allowed_keys() -> Vec<&'static str> {
-    let mut keys: Vec<_> = TABLE.iter().filter(|k| k.user).map(|k| k.key).collect();
-    keys.sort_unstable();
-    keys
+    allowed().iter().map(|option| option.key).collect()
+}
+
+/// An option that nodes and classes may set, for the documents.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allowed {
+    /// Its name in the `a-b` style.
+    pub key: &'static str,
+    /// What it takes.
+    pub values: String,
+    /// What it does; a sentence.
+    pub meaning: &'static str,
+}
+
+/// The options that nodes and classes may set, by name.
+#[must_use]
+pub fn allowed() -> Vec<Allowed> {
+    let told = |k: &Known| Some(Allowed { key: k.key, values: k.kind.describe(), meaning: k.meaning? });
+    let mut all: Vec<_> = TABLE.iter().filter_map(told).collect();
+    all.sort_unstable_by_key(|option| option.key);
+    all
+}
+
+/// Why an option cannot be set that people may come to ask for.
+#[must_use]
+pub fn reason_against(key: &str) -> Option<&'static str> {
+    REASONS.iter().find(|(k, _)| *k == key).map(|(_, why)| *why)
 }
 
 /// Checks one option of a node or a class: `key` in the `a-b` style without a prefix.
@@ -164,12 +228,12 @@ pub fn allowed_keys() -> Vec<&'static str> {
 /// # Errors
 /// An option that may not be set, or a value that it does not take.
 pub fn check_option(key: &str, value: &str) -> Result<(), InvalidOption> {
-    let Some(known) = find(key).filter(|k| k.user) else {
+    let Some(known) = find(key).filter(|k| k.meaning.is_some()) else {
         let dashed = canonical(key);
-        let hint = if dashed != key && find(&dashed).is_some_and(|k| k.user) {
+        let hint = if dashed != key && find(&dashed).is_some_and(|k| k.meaning.is_some()) {
             format!(": write {dashed}")
         } else {
-            REASONS.iter().find(|(k, _)| *k == key).map_or(String::new(), |(_, why)| format!(": {why}"))
+            reason_against(key).map_or(String::new(), |why| format!(": {why}"))
         };
         return UnknownSnafu { key, hint }.fail();
     };
@@ -217,9 +281,10 @@ impl Kind {
     }
 }
 
-/// Digits only: `u64::from_str` would take a sign as well.
+/// Digits only: `u64::from_str` would take a sign as well, and other parsers read a leading zero as octal.
 fn plain_number(text: &str) -> Option<u64> {
-    text.bytes().all(|b| b.is_ascii_digit()).then(|| text.parse().ok())?
+    let octal = text.len() > 1 && text.starts_with('0');
+    (!octal && text.bytes().all(|b| b.is_ascii_digit())).then(|| text.parse().ok())?
 }
 
 fn boolean(text: &str) -> Option<bool> {

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 
 use snafu::Snafu;
 
-pub use known::{InvalidOption, allowed_keys, check_option, same};
+pub use known::{Allowed, InvalidOption, allowed, allowed_keys, check_option, reason_against, same};
 pub use path::{BadBranchPath, branch_list, check_branch_path, parse_branch_list};
 pub use version::{Dialect, Version};
 
@@ -229,5 +229,5 @@ pub fn refused_option(output: &str) -> Option<String> {
 /// The value of each setting's kind, for documentation: allowed keys with what they take.
 #[must_use]
 pub fn allowed_values(key: &str) -> Option<String> {
-    known::find(key).filter(|k| k.user).map(|k| Kind::describe(&k.kind))
+    known::find(key).filter(|k| k.meaning.is_some()).map(|k| Kind::describe(&k.kind))
 }

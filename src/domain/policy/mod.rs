@@ -154,6 +154,14 @@ pub enum ParamError {
         /// What is allowed.
         allowed: String,
     },
+    /// It exists and must not be set.
+    #[snafu(display("parameter {key} cannot be set: {reason}"))]
+    Refused {
+        /// The key.
+        key: String,
+        /// Why.
+        reason: String,
+    },
     /// It cannot stand beside another.
     #[snafu(display("parameters {key} and {other} contradict each other: {reason}"))]
     Conflict {

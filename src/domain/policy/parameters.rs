@@ -8,6 +8,7 @@ use super::{
     Placement, Policy, Strategy, UnionMode, mergerfs,
 };
 use crate::domain::duration;
+use crate::domain::spelling::nearest;
 
 /// Kubernetes' own keys in `parameters` (<https://kubernetes-csi.github.io/docs/external-provisioner.html>).
 const KUBERNETES: &str = "csi.storage.k8s.io/";
@@ -346,39 +347,9 @@ fn under_mergerfs(error: ParamError) -> ParamError {
     match error {
         ParamError::Unknown { key, nearest } => ParamError::Unknown { key: prefixed(key), nearest },
         ParamError::Value { key, value, allowed } => ParamError::Value { key: prefixed(key), value, allowed },
+        ParamError::Refused { key, reason } => ParamError::Refused { key: prefixed(key), reason },
         ParamError::Conflict { key, other, reason } => {
             ParamError::Conflict { key: prefixed(key), other: prefixed(other), reason }
         }
     }
-}
-
-/// The known word that looks most like `word`, if any is near enough to be meant.
-pub(super) fn nearest(word: &str, known: impl Iterator<Item = &'static str>) -> Option<&'static str> {
-    // A longer word is not a slip of the finger, and the comparison is quadratic.
-    if word.len() > 64 {
-        return None;
-    }
-    let plain = |text: &str| text.to_lowercase().replace(['-', '_', '.'], "");
-    let word = plain(word);
-    known
-        .map(|candidate| (distance(&word, &plain(candidate)), candidate))
-        .min()
-        .filter(|(distance, candidate)| *distance * 3 <= candidate.len().max(3))
-        .map(|(_, candidate)| candidate)
-}
-
-/// Letters to insert, remove or replace to get from one word to the other (Levenshtein).
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (i, a) in from.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, b) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(a != *b);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[to.len()]
 }

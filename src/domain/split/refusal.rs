@@ -50,7 +50,7 @@ impl<O: Overhead> Planner<'_, O> {
     }
 
     fn offer(&self, full: u64, quanta: u64) -> String {
-        let full = shown(Bytes::new(full));
+        let full = Bytes::new(full).shown();
         if quanta == 0 && *self.count.end() > 1 {
             let quantum = self.policy.quantum;
             format!(
@@ -72,7 +72,7 @@ impl<O: Overhead> Planner<'_, O> {
         if self.scale.room(format, allocatable).is_none() {
             let least = Bytes::new(self.scale.least_size(format));
             let reason =
-                format!("{} can be promised, the smallest branch is {}", shown(allocatable), shown(least));
+                format!("{} can be promised, the smallest branch is {}", allocatable.shown(), least.shown());
             return ("full".to_owned(), reason);
         }
         let sharing = beside.iter().find(|other| view.pool.shares_space_with(&other.pool));
@@ -99,10 +99,10 @@ impl<O: Overhead> Planner<'_, O> {
 
     /// What stands in the way, the pools' own reasons aside.
     fn obstacle(&self, largest: Bytes) -> String {
-        let size = shown(self.request.size);
+        let size = self.request.size.shown();
         let (minimum, quantum) = (self.policy.min_branches, self.policy.quantum);
         if let Some(limit) = self.request.limit.filter(|limit| *limit < self.request.size) {
-            return format!("{size} is more than the limit of {}", shown(limit));
+            return format!("{size} is more than the limit of {}", limit.shown());
         }
         if self.request.mode == VolumeMode::Block && minimum > 1 {
             return format!(
@@ -125,19 +125,19 @@ impl<O: Overhead> Planner<'_, O> {
         if minimum > 1 && self.request.size < smallest {
             return format!(
                 "{size} does not fit into {minimum} branches in quanta of {quantum}: the smallest volume that fits is {}",
-                shown(smallest)
+                smallest.shown()
             );
         }
         if self.request.size <= largest && minimum > 1 {
             return format!(
                 "{size} does not fit into {minimum} branches in quanta of {quantum}: sizes that fit come in steps, up to {}",
-                shown(largest)
+                largest.shown()
             );
         }
         if self.request.limit.is_some_and(|limit| limit < smallest) {
             return format!(
                 "{size} does not fit within the limit: the smallest volume that fits is {}",
-                shown(smallest)
+                smallest.shown()
             );
         }
         if largest.is_zero() {
@@ -147,12 +147,6 @@ impl<O: Overhead> Planner<'_, O> {
             VolumeMode::Block => " in one branch (a block volume of several is not supported)",
             VolumeMode::Filesystem => "",
         };
-        format!("{size} does not fit{one}: the largest volume that fits now is {}", shown(largest))
+        format!("{size} does not fit{one}: the largest volume that fits now is {}", largest.shown())
     }
-}
-
-/// An amount that people can read and programs can take over.
-fn shown(amount: Bytes) -> String {
-    let exact = amount.to_string();
-    if exact.len() <= 8 { exact } else { format!("{} ({} bytes)", amount.human(), amount.get()) }
 }

@@ -5,6 +5,7 @@
 //! and makes, checks or removes what each of them names, several at a time and never two for one branch; what failed is
 //! tried again, later each time. Nothing is polled on the way from a planned branch to a bound one.
 
+mod fresh;
 mod publish;
 mod queue;
 mod work;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,6 +28,7 @@ use crate::node::pool::Pools;
 use crate::store::object::{Branch, Object};
 use crate::store::{Event, Selector, Store};
 
+use fresh::Fresh;
 use queue::Queue;
 use work::{Done, Worker};
 
@@ -67,7 +69,7 @@ pub struct Executor {
     pools: Arc<Pools>,
     branches: Arc<Branches>,
     latest: watch::Sender<Arc<Vec<PoolReport>>>,
-    changed: Notify,
+    fresh: Arc<Fresh>,
 }
 
 impl std::fmt::Debug for Executor {
@@ -87,7 +89,7 @@ impl Executor {
         branches: Arc<Branches>,
     ) -> Self {
         let latest = watch::Sender::new(Arc::new(Vec::new()));
-        Self { store, node, facts, pools, branches, latest, changed: Notify::new() }
+        Self { store, node, facts, pools, branches, latest, fresh: Arc::new(Fresh::new()) }
     }
 
     /// The pools as last measured; empty before the first measurement.
@@ -123,18 +125,20 @@ impl Executor {
         let mut published = publish::Published::default();
         let mut after_change = true;
         loop {
+            let begun = self.fresh.begin();
             let pools = self.pools.clone();
             match tokio::task::spawn_blocking(move || pools.measure()).await {
                 Ok(reports) => {
                     log_states(&self.latest(), &reports);
                     self.latest.send_replace(Arc::new(reports.clone()));
                     published.publish(&*self.store, &self.node, &self.facts, reports, after_change).await;
+                    self.fresh.publish(begun);
                 }
                 Err(e) => error!(error = %e, "the measurement of the pools ended"),
             }
             after_change = tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = self.changed.notified() => true,
+                () = self.fresh.asked() => true,
                 () = tokio::time::sleep(self.facts.measure_interval) => false,
             };
         }
@@ -145,7 +149,8 @@ impl Executor {
         let mut running = JoinSet::new();
         let mut pools = self.latest.subscribe();
         let mut recheck = tokio::time::interval(RECHECK);
-        let worker = Worker { store: self.store.clone(), branches: self.branches.clone() };
+        let worker =
+            Worker { store: self.store.clone(), branches: self.branches.clone(), fresh: self.fresh.clone() };
         while !shutdown.is_cancelled() {
             let watched = self.store.branches().watch(Selector::Node(self.node.clone())).await;
             let mut events = match watched {
@@ -184,7 +189,7 @@ impl Executor {
                     Some(done) = running.join_next(), if !running.is_empty() => match done {
                         Ok(done) => {
                             if done.changed {
-                                self.changed.notify_one();
+                                self.fresh.ask();
                             }
                             state.finish(done);
                         }

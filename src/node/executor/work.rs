@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tracing::{error, info, warn};
 
+use super::fresh::Fresh;
 use super::queue::backoff;
 use crate::node::branch::{BranchError, Branches};
 use crate::store::object::{Branch, BranchPhase, BranchStatus, FINALIZER};
@@ -26,6 +27,7 @@ pub(super) struct Done {
 pub(super) struct Worker {
     pub(super) store: Arc<dyn Store>,
     pub(super) branches: Arc<Branches>,
+    pub(super) fresh: Arc<Fresh>,
 }
 
 /// What follows from an attempt to make or find a branch.
@@ -129,6 +131,8 @@ impl Worker {
         };
         match outcome {
             Ok(()) => {
+                // Whoever sees the branch gone sees its room, too: who was waiting for it asks at once.
+                self.fresh.wait().await;
                 branch.meta.finalizers.retain(|f| f != FINALIZER);
                 self.store.branches().update(branch).await?;
                 info!(branch.id = name, "the branch is removed");

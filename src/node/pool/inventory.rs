@@ -130,10 +130,11 @@ impl Pools {
         // Read anew: others on this device may have taken of it since the pool was opened.
         let free =
             self.host.space(&pool.path, super::ANSWER_BOUND).map_or(Bytes::ZERO, |s| Bytes::new(s.available));
+        let total = Bytes::new(pool.space.total);
         let room = allocatable(
-            Bytes::new(pool.space.total),
+            total,
             free,
-            self.reserve_of(pool),
+            self.reserve_of(pool).saturating_sub(super::upkeep(total)),
             load.promised,
             load.occupied,
         );
@@ -169,8 +170,13 @@ impl Pools {
         let mut load = Load::default();
         for inventory in &on_device {
             for (id, known) in &inventory.branches {
-                let name = if known.pending { record::unfinished(id) } else { id.as_str().to_owned() };
-                let occupied = occupied(&self.host, &inventory.branches_dir.join(name), known);
+                // In the order in which it is renamed, so that a rename between two looks does not hide it.
+                let names = [record::unfinished(id), id.as_str().to_owned(), record::doomed(id)];
+                let occupied = names
+                    .iter()
+                    .skip(usize::from(!known.pending))
+                    .find_map(|name| occupied_at(&self.host, &inventory.branches_dir.join(name), known))
+                    .unwrap_or_default();
                 load.promised = load.promised.saturating_add(known.size);
                 load.occupied = load.occupied.saturating_add(occupied.min(known.size));
             }
@@ -182,6 +188,10 @@ impl Pools {
 /// What the branch in `place` occupies; nothing where that cannot be told, which is the careful answer: what is not known
 /// to be written counts as still to come.
 pub(in crate::node) fn occupied(host: &Host, place: &Path, known: &Known) -> Bytes {
+    occupied_at(host, place, known).unwrap_or_default()
+}
+
+fn occupied_at(host: &Host, place: &Path, known: &Known) -> Option<Bytes> {
     let bytes = match (known.format, known.enforcement, known.project) {
         (BranchFormat::Image, ..) => host.occupied(&place.join(record::IMAGE)).map(|(blocks, _)| blocks),
         (BranchFormat::Directory, Enforcement::ProjectQuota, Some(project)) => {
@@ -192,5 +202,5 @@ pub(in crate::node) fn occupied(host: &Host, place: &Path, known: &Known) -> Byt
         }
         (BranchFormat::Directory, ..) => Ok(0),
     };
-    Bytes::new(bytes.unwrap_or(0))
+    bytes.ok().map(Bytes::new)
 }

@@ -1,5 +1,8 @@
 //! Measuring the pools.
 
+use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::time::Duration;
+
 use super::{OpenPool, PoolSettings, Pools};
 use crate::domain::Bytes;
 use crate::domain::policy::FsType;
@@ -37,6 +40,8 @@ impl Pools {
     }
 
     fn report(&self, settings: &PoolSettings, pool: &OpenPool, filesystems: &[FsType]) -> PoolReport {
+        let admission = self.admission(&pool.device);
+        let _nothing_is_made = soon(&admission);
         // `occupied` before and after `free`, the smaller of both: what is written or removed between the readings then
         // makes the pool look fuller than it is, never emptier.
         let before = self.load_of(&pool.device);
@@ -77,6 +82,22 @@ impl Pools {
             allocatable: Some(room),
         }
     }
+}
+
+/// Keeps room on the device from being taken during a measurement, so that what is free and what is occupied belong to one
+/// moment and nothing that fits is refused. `None` where the device is too busy for that: a disk that does not answer must
+/// not hold up the measurement of the others.
+fn soon(admission: &Mutex<()>) -> Option<MutexGuard<'_, ()>> {
+    const ATTEMPTS: u32 = 50;
+    const PAUSE: Duration = Duration::from_millis(2);
+    for _ in 0..ATTEMPTS {
+        match admission.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => std::thread::sleep(PAUSE),
+        }
+    }
+    None
 }
 
 fn absent(settings: &PoolSettings, message: String) -> PoolReport {

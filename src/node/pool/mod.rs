@@ -264,9 +264,11 @@ impl Pools {
         lock(&self.admissions).entry(device.to_owned()).or_default().clone()
     }
 
+    /// What planners must leave free: what the administrator says, but never less than [`upkeep`].
     fn reserve_of(&self, pool: &OpenPool) -> Bytes {
         let reserve = self.settings.iter().find(|s| s.name == pool.name).map(|s| s.reserve);
-        reserve_bytes(reserve.unwrap_or(Reserve::Percent(100)), Bytes::new(pool.space.total))
+        let total = Bytes::new(pool.space.total);
+        reserve_bytes(reserve.unwrap_or(Reserve::Percent(100)), total).max(upkeep(total))
     }
 }
 
@@ -289,6 +291,16 @@ fn reserve_bytes(reserve: Reserve, total: Bytes) -> Bytes {
             Bytes::new(u64::try_from(share).unwrap_or(u64::MAX))
         }
     }
+}
+
+/// The part of the reserve that making a branch may use: its directory, its identity, the list of its image's extents. A
+/// plan that fills a pool to its last byte would else be refused for a block of 1 KiB.
+///
+/// A share, so that small disks keep their room; bounded, because a branch's own needs do not grow without end: ext4 lists
+/// 10 TiB in 1 MiB of extents.
+fn upkeep(total: Bytes) -> Bytes {
+    const SHARE: u64 = 256;
+    Bytes::new(total.get() / SHARE).min(Bytes::mib(16))
 }
 
 /// A poisoned lock is taken: each change of what these locks guard is one step.
