@@ -243,6 +243,29 @@ fn a_directory_on_btrfs_ends_at_its_size() {
 }
 
 #[test]
+fn a_directory_that_is_mounted_is_not_removed_whatever_its_filesystem() {
+    for fs in ["ext4", "btrfs"] {
+        let scratch = Scratch::new();
+        let disk = disk(&scratch, "one", fs, 300);
+        let node = node(&scratch, &Host::new(), &[&disk]);
+        let spec = directory("one", 32);
+        make(&node, &spec);
+        let at = scratch.join("at");
+        node.branches.ensure_attached(&spec, &at, false).expect("attached");
+        std::fs::write(at.join("data/file"), "kept").expect("a file");
+        let id = Host::new().mounts().expect("mounts").at(&at).expect("mounted").id;
+        node.branches.ensure_attached(&spec, &at, false).expect("attached already");
+        let now = Host::new().mounts().expect("mounts").at(&at).expect("mounted").id;
+        assert_eq!(now, id, "{fs}: mounted anew");
+        let refused = node.branches.ensure_absent(&spec);
+        assert!(matches!(refused, Err(BranchError::InUse { .. })), "{fs}: {refused:?}");
+        assert_eq!(std::fs::read_to_string(at.join("data/file")).expect("the file"), "kept", "{fs}");
+        node.branches.ensure_detached(&spec.id, &at, false).expect("detached");
+        node.branches.ensure_absent(&spec).expect("removed");
+    }
+}
+
+#[test]
 fn a_branch_that_does_not_fit_is_refused_with_figures_and_leaves_nothing() {
     let scratch = Scratch::new();
     let disk = disk(&scratch, "one", "ext4", 200);

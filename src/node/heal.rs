@@ -6,8 +6,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -15,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::union::watch_exit;
 use super::volume::{Outcome, Volumes};
 use crate::domain::VolumeId;
+use crate::platform::fserror::FsErrors;
 use crate::platform::process::ProcessId;
 
 /// How often branches under a running MergerFS are asked whether they are well, at most: for so long, and the time to end
@@ -30,6 +34,9 @@ const GLANCE_AT_LEAST: Duration = Duration::from_secs(1);
 
 /// How often volumes are looked at closely that seem well, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// From the moment that a filesystem tells of an error to a look at it: ext4 tells first, and becomes read-only then.
+const AFTER_ERROR: Duration = Duration::from_millis(20);
 
 /// Time between two looks for each volume that there is: a look asks each branch in a thread, about 0.2 ms a volume, and
 /// an idle agent shall stay far below half a percent of a core.
@@ -88,6 +95,8 @@ impl Healer {
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut next_look = Instant::now() + LOOK_EVERY;
         let mut next_glance = Instant::now();
+        let errors = self.volumes.fs_errors().and_then(waitable);
+        let (mut last_look, mut look_again) = (Instant::now(), false);
         self.watch();
         loop {
             self.start_due();
@@ -119,6 +128,11 @@ impl Healer {
                         next_glance = Instant::now() + LOOK_EVERY;
                     }
                 },
+                // Which one failed is found by a look.
+                () = told(errors.as_ref()), if self.looks.is_empty() => {
+                    next_look = next_look.min((Instant::now() + AFTER_ERROR).max(last_look + GLANCE_EVERY));
+                    look_again = true;
+                }
                 () = tokio::time::sleep_until(next_look), if self.looks.is_empty() => {
                     let volumes = self.volumes.clone();
                     self.looks.spawn(async move { volumes.suspicious().await });
@@ -134,7 +148,10 @@ impl Healer {
                             0
                         }
                     };
-                    next_look = Instant::now() + LOOK_EVERY.max(LOOK_SHARE * count);
+                    last_look = Instant::now();
+                    let pause = if look_again { GLANCE_EVERY } else { LOOK_EVERY.max(LOOK_SHARE * count) };
+                    look_again = false;
+                    next_look = last_look + pause;
                 }
             }
         }
@@ -217,6 +234,29 @@ impl Healer {
     fn next_due(&self) -> Instant {
         let waiting = self.due.iter().filter(|(volume, _)| !self.running.contains(*volume));
         waiting.map(|(_, at)| *at).min().unwrap_or_else(|| Instant::now() + LOOK_EVERY)
+    }
+}
+
+#[expect(
+    deprecated,
+    reason = "its successor is unsafe for types that may change their descriptor; this one does not"
+)]
+fn waitable(fd: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
+    AsyncFd::with_interest(fd, Interest::READABLE).ok()
+}
+
+/// Returns when a filesystem has told of an error.
+async fn told(errors: Option<&AsyncFd<OwnedFd>>) {
+    let Some(errors) = errors else { return std::future::pending().await };
+    match errors.readable().await {
+        Ok(mut ready) => {
+            if let Err(error) = FsErrors::take(errors.get_ref().as_fd()) {
+                tracing::warn!(error = %error, "what filesystems tell of errors cannot be read");
+            }
+            ready.clear_ready();
+        }
+        // The reactor is shutting down.
+        Err(_) => std::future::pending().await,
     }
 }
 

@@ -13,6 +13,7 @@ pub mod directory;
 pub mod disks;
 pub mod entry;
 pub mod file;
+pub mod fserror;
 pub mod fuse;
 pub mod loopdev;
 pub mod mkfs;

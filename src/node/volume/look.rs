@@ -51,7 +51,17 @@ impl Core {
     pub(super) fn note_branches(&self, slot: &Slot, record: &Record) {
         let directory = self.records.directory(record.volume());
         let data = |b: &StagedBranch| branch_mount(&directory, b.spec.index).join(DATA);
-        slot.hints().branches = record.serving().map(data).collect();
+        let branches: Vec<_> = record.serving().map(data).collect();
+        if slot.hints().branches == branches {
+            return;
+        }
+        let marks = self.errors.iter().flat_map(|errors| branches.iter().map(move |path| (errors, path)));
+        for (errors, path) in marks {
+            if let Err(error) = self.host.watch_fs_errors(errors, path) {
+                tracing::debug!(volume.id = %record.volume(), error = %error, "errors of a branch's filesystem are not told");
+            }
+        }
+        slot.hints().branches = branches;
     }
 
     fn is_suspicious(&self, volume: &VolumeId, view: &View) -> Result<bool, VolumeError> {

@@ -52,6 +52,7 @@ pub use self::types::{
 use crate::domain::{NodeName, VolumeId};
 use crate::node::branch::Branches;
 use crate::node::union::Unions;
+use crate::platform::fserror::FsErrors;
 use crate::platform::process::ProcessId;
 use crate::platform::{Host, HostError};
 use crate::store::{Selector, Store};
@@ -100,6 +101,8 @@ struct Core {
     records: Records,
     places: Places,
     boot_id: String,
+    /// Where filesystems tell of errors, if this kernel can.
+    errors: Option<FsErrors>,
     slots: Slots,
     tally: Tally,
     /// Told when a process is to be watched or no longer.
@@ -122,7 +125,9 @@ impl Volumes {
         let records = Records::new(host.clone(), &settings.state_dir);
         host.ensure_directory(records.root(), 0o700)?;
         let boot_id = host.boot_id()?;
+        let errors = host.fs_errors();
         let core = Core {
+            errors,
             places: Places::new(host.clone(), settings.allowed_targets),
             state_dir: settings.state_dir,
             slots: Slots::default(),
@@ -263,6 +268,12 @@ impl Volumes {
             }
             Err(_) => Vec::new(),
         }
+    }
+
+    /// A descriptor that becomes readable when the filesystem of a branch under a MergerFS tells of an error; emptied with
+    /// [`FsErrors::take`].
+    pub(in crate::node) fn fs_errors(&self) -> Option<std::os::fd::OwnedFd> {
+        self.core.errors.as_ref()?.descriptor().ok()
     }
 
     /// The MergerFS processes to be watched.
