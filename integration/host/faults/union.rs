@@ -63,7 +63,7 @@ async fn a_killed_mergerfs_comes_back_under_its_writers_here_and_in_containers()
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mergerfs_that_hangs_is_told_so_and_replaced_and_hinders_no_other_volume() {
-    let ground = Ground::new(2, 128);
+    let ground = Ground::new(2, 256);
     let (id, target) = ground.up(&split("hung", 64, 2, &[])).await;
     let (other, other_target) = ground.up(&split("other", 128, 2, &[])).await;
     fs::write(target.join("file"), "kept").expect("a file");
