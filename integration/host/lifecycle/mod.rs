@@ -287,3 +287,47 @@ async fn a_claim_is_made_used_by_two_pods_and_removed_and_leaves_nothing() {
     csi.delete(&id).await.expect("DeleteVolume");
     machine.is_clean();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_its_store_file_an_agent_warns_of_the_branches_and_leaves_them_to_be_read_by_hand() {
+    let mut machine = Machine::new(&[256]);
+    let mut csi = machine.agent.csi().await;
+    let id = csi.create(&of_branches("lost", 64, "1", &[])).await.expect("CreateVolume").volume_id;
+    let target = mount(&mut csi, &id, PLAIN).await;
+    fs::write(target.join("file"), "kept").expect("a file");
+    csi.unpublish(&id).await.expect("NodeUnpublishVolume");
+    csi.unstage(&id).await.expect("NodeUnstageVolume");
+    machine.agent.stop();
+    let store = machine.scratch.join("state/store.redb");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&store).expect("the store").permissions());
+    assert_eq!(mode & 0o077, 0, "others can read the store");
+    let backup = fs::read(&store).expect("the store");
+    fs::remove_file(&store).expect("the store");
+    machine.agent.restart();
+    let begun = std::time::Instant::now();
+    while !machine.agent.log_end().contains("belongs to no volume") {
+        assert!(begun.elapsed().as_secs() < 30, "no warning:\n{}", machine.agent.log_end());
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert!(machine.agent.log_end().contains("lost-0"));
+    let mut csi = machine.agent.csi().await;
+    refused(csi.create(&of_branches("new", 200, "1", &[])).await, Code::ResourceExhausted, &["disk0"]);
+    // As docs/OPERATIONS.md says.
+    let look = machine.scratch.join("look");
+    fs::create_dir(&look).expect("a directory");
+    let image = machine.disks[0].join("pool/branches/lost-0/disk.img");
+    let (image, point) = (image.display().to_string(), look.display().to_string());
+    crate::support::run("mount", &["-o", "loop,ro", &image, &point]);
+    assert_eq!(fs::read_to_string(look.join("data/file")).expect("the file"), "kept");
+    crate::support::run("umount", &[&point]);
+    // With the backup everything is there again.
+    machine.agent.stop();
+    fs::write(&store, backup).expect("the backup");
+    machine.agent.restart();
+    let mut csi = machine.agent.csi().await;
+    let target = mount(&mut csi, &id, PLAIN).await;
+    assert_eq!(fs::read_to_string(target.join("file")).expect("the file"), "kept");
+    remove(&mut csi, &id).await;
+    machine.is_clean();
+}
