@@ -331,3 +331,44 @@ async fn without_its_store_file_an_agent_warns_of_the_branches_and_leaves_them_t
     remove(&mut csi, &id).await;
     machine.is_clean();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_has_all_it_needs_with_the_privileges_that_its_unit_gives_it() {
+    let unit = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/union-csi.service"))
+        .expect("the unit");
+    let set = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).expect("its capabilities");
+    let documented =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CONFIGURATION.md")).expect("the page");
+    for capability in set.split(' ') {
+        assert!(
+            documented.contains(&format!("`{capability}`")),
+            "docs/CONFIGURATION.md does not tell what {capability} is for"
+        );
+    }
+    let kept = set.split(' ').map(|c| c.replace("CAP_", "+").to_lowercase()).collect::<Vec<_>>().join(",");
+    let tools = Scratch::new();
+    let program = tools.join("union-csi");
+    let script =
+        format!("#!/bin/sh\nexec setpriv --no-new-privs --bounding-set=-all,{kept} {PROGRAM} \"$@\"\n");
+    fs::write(&program, script).expect("a script");
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its mode");
+    let mut machine = Machine::new(&[128, 128]);
+    machine.agent.stop();
+    machine.agent.run_as(&program);
+    assert_eq!(machine.json("/v1/status")["abilities"]["mergerfsProblem"], serde_json::Value::Null);
+    let mut csi = machine.agent.csi().await;
+    for (count, group) in [("1", ""), ("2", "5555")] {
+        let id = csi
+            .create(&of_branches(&format!("unit{count}"), 64, count, &[]))
+            .await
+            .expect("CreateVolume")
+            .volume_id;
+        let target = mount(&mut csi, &id, Use { group, ..PLAIN }).await;
+        fs::write(target.join("file"), "x").expect("a file");
+        if !group.is_empty() {
+            assert!(access::as_user(&target, group, "echo x > own"), "a member of the group cannot write");
+        }
+        remove(&mut csi, &id).await;
+    }
+    machine.is_clean();
+}
