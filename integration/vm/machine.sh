@@ -56,7 +56,7 @@ vm_add() {
 # vm_root: everything that each boot needs, as WORK/base.cpio.gz. What it runs is /run-this, which vm_boot adds.
 vm_root() {
     local root="$WORK/root" program module file
-    mkdir -p "$root"/{bin,sbin,usr/bin,usr/sbin,usr/lib,proc,sys,dev,tmp,etc,run,lib/modules,lib64,mnt}
+    mkdir -p "$root"/{bin,sbin,usr/bin,usr/sbin,usr/lib,proc,sys,dev,tmp,etc,run,lib/modules,lib64,mnt,srv}
     ln -s /proc/self/mounts "$root/etc/mtab"
     ln -s ../tmp "$root/var"
     for program in "${AGENT_PROGRAMS[@]}" "${TEST_PROGRAMS[@]}"; do
