@@ -1,4 +1,4 @@
-# What the scenarios use inside the machine (busybox sh). Lines that the outside looks for go to the serial line.
+# What the scenarios use inside the machine (dash). Lines that the outside looks for go to the serial line.
 
 # A failed expectation ends the machine; the outside reports the line.
 fail() {
@@ -18,14 +18,15 @@ expect() {
 
 # eventually WHAT COMMAND...: the command succeeds within a minute.
 eventually() {
-    what=$1 tries=0
+    what=$1 deadline=$(($(seconds) + 60))
     shift
     until "$@" >/tmp/said 2>&1; do
-        tries=$((tries + 1))
-        [ $tries -lt 120 ] || { cat /tmp/said; fail "$what did not come within a minute"; }
+        [ "$(seconds)" -lt "$deadline" ] || { cat /tmp/said; fail "$what did not come within a minute"; }
         sleep 0.5
     done
 }
+
+seconds() { cut -d. -f1 /proc/uptime; }
 
 device() { grep -lx "$1" /sys/block/vd*/serial | cut -d/ -f4; }
 
@@ -52,13 +53,13 @@ start_agent() {
     {
         echo 'nodeName: box'
         echo 'stateDir: /disks/state/union-csi'
-        echo 'measureInterval: 1s'
+        echo 'measureInterval: 2s'
         echo 'csi: { allowedTargets: [/srv] }'
         echo 'pools:'
         for disk in "$@"; do echo "  - { name: $disk, path: /disks/$disk, reserve: 0 }"; done
     } >/tmp/agent.yaml
     export UNION_CSI_CONFIG=/tmp/agent.yaml
-    union-csi agent >>/tmp/agent.log 2>&1 &
+    setpriv --no-new-privs --inh-caps -all --bounding-set "-all,$(cat /capabilities)" union-csi agent >>/tmp/agent.log 2>&1 &
     AGENT=$!
     eventually 'a ready agent' curl -fsS http://127.0.0.1:9830/readyz
 }
@@ -76,7 +77,10 @@ shut_down() {
 
 # figure JSON-PATH EXPRESSION: the expression over what the API answers, as `a`.
 figure() { curl -fsS "http://127.0.0.1:9830$1" | python3 -c "import json, sys; a = json.load(sys.stdin); print($2)"; }
-is() { [ "$(figure "$1" "$2")" = "$3" ]; }
+is() {
+    found=$(figure "$1" "$2")
+    [ "$found" = "$3" ] || { echo "$2 of $1 is $found, not $3"; return 1; }
+}
 mounted() { grep -q " $1 " /proc/self/mounts; }
 not() { ! "$@"; }
 

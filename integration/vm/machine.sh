@@ -7,7 +7,7 @@ CACHE="$ROOT/target/vm"
 # The programs that the agent uses, and those that the tests use beside them.
 AGENT_PROGRAMS=(mergerfs setpriv mkfs.ext4 mkfs.xfs mkfs.btrfs blkid chattr)
 TEST_PROGRAMS=(mount umount losetup lsattr tune2fs unshare dd df truncate sync fallocate blockdev btrfs xfs_io modprobe
-    curl setfacl getfacl setfattr getfattr)
+    dash bash perl curl setfacl getfacl setfattr getfattr)
 # What the kernel package has as modules. The last ones are only used where something asks for them.
 MODULES=(crc32c_generic virtio_pci virtio_blk virtio_rng loop ext4 xfs btrfs fuse overlay quota_v2)
 # Which parts of Python's library the tests' short programs need; the whole is larger than all the rest.
@@ -89,6 +89,10 @@ vm_root() {
     cat >"$root/init" <<INIT
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
+# Not busybox's shell: it prefers its own programs to those of PATH.
+ln -sf /usr/bin/dash /bin/sh
+ln -sf /usr/bin/bash /bin/bash
+hostname vm
 export PATH=/usr/bin:/usr/sbin:/bin:/sbin TERM=dumb RUST_BACKTRACE=1 HOME=/tmp
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -98,7 +102,7 @@ mount -t cgroup2 cgroup /sys/fs/cgroup
 for module in ${MODULES[*]}; do modprobe \$module; done
 ip link set lo up
 cd /tmp
-. /run-this
+/bin/sh /run-this
 sync
 poweroff -f
 INIT
