@@ -56,12 +56,8 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let root = self.dir.path().to_string_lossy().into_owned();
-        for point in table.lines().rev().filter_map(|l| l.split(' ').nth(4)).filter(|p| p.starts_with(&root))
-        {
-            let _ = Command::new("umount").args(["-l", point]).status();
-        }
+        // Before the mounts: afterwards their files have other names. What is in use goes with its mount.
         let devices = Command::new("losetup").args(["-n", "-O", "NAME,BACK-FILE"]).output();
         for line in
             devices.map(|o| String::from_utf8_lossy(&o.stdout).into_owned()).unwrap_or_default().lines()
@@ -71,6 +67,11 @@ impl Drop for Scratch {
             {
                 let _ = Command::new("losetup").args(["-d", device]).status();
             }
+        }
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        for point in table.lines().rev().filter_map(|l| l.split(' ').nth(4)).filter(|p| p.starts_with(&root))
+        {
+            let _ = Command::new("umount").args(["-l", point]).status();
         }
         let _ = Command::new("chattr").args(["-R", "-i", &root]).output();
     }

@@ -213,7 +213,7 @@ impl<'a> Filters<'a> {
         let fs_type = self.policy.fs_type;
         let enforced = pool.enforcement != Enforcement::None;
         let directory = enforced || self.policy.accept_unenforced;
-        let image = pool.image_filesystems.contains(&fs_type);
+        let image = || pool.image_filesystems.contains(&fs_type);
         match (self.request.mode, self.policy.format) {
             (VolumeMode::Block, FormatChoice::Directory) => Err(Rejection::DirectoryBlock),
             // A raw image needs no mkfs, only a pool that can hold images.
@@ -226,7 +226,7 @@ impl<'a> Filters<'a> {
             (VolumeMode::Filesystem, FormatChoice::Directory) => {
                 Err(Rejection::NotEnforced { message: &pool.enforcement_message })
             }
-            (VolumeMode::Filesystem, _) if image => Ok(BranchFormat::Image),
+            (VolumeMode::Filesystem, _) if image() => Ok(BranchFormat::Image),
             (VolumeMode::Filesystem, FormatChoice::Auto) if directory => Ok(BranchFormat::Directory),
             (VolumeMode::Filesystem, _) => Err(Rejection::NoImages { fs_type: Some(fs_type) }),
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -33,19 +33,17 @@ const JOBS: [(&str, &[&str]); 7] = [
     ("1 MiB sequential write, buffered", &["--rw=write", "--bs=1m", "--end_fsync=1"]),
 ];
 
+/// Size of the file that fio works on.
+const FILE_MIB: u32 = 256;
+
 /// What is measured of small files, in this order.
 const FILE_ROWS: [&str; 4] = ["create", "stat", "open + read + close", "remove"];
 
 /// Operations or bytes a second of one fio job, or why it failed.
-fn fio(dir: &Path, options: &[&str], seconds: u64) -> Result<f64, String> {
+pub fn fio(dir: &Path, options: &[&str], seconds: u64) -> Result<f64, String> {
     let out = Command::new("fio")
-        .args([
-            "--name=j",
-            "--filename_format=bench.fio",
-            "--size=256m",
-            "--ioengine=psync",
-            "--randrepeat=0",
-        ])
+        .args(["--name=j", "--filename_format=bench.fio", "--ioengine=psync", "--randrepeat=0"])
+        .arg(format!("--size={FILE_MIB}m"))
         .args(["--time_based", "--group_reporting", "--output-format=json", &format!("--runtime={seconds}")])
         .arg(format!("--directory={}", dir.display()))
         .args(options)
@@ -66,7 +64,7 @@ fn fio(dir: &Path, options: &[&str], seconds: u64) -> Result<f64, String> {
 
 /// Files a second for create, stat, open + read, remove of `count` files of 4 KiB in 100 directories.
 #[allow(clippy::cast_precision_loss, reason = "a count of files")]
-fn small_files(dir: &Path, count: usize, read_only: bool) -> [Option<f64>; 4] {
+pub fn small_files(dir: &Path, count: usize, read_only: bool) -> [Option<f64>; 4] {
     let root = dir.join("small");
     let path = |i: usize| root.join(format!("d{}", i % 100)).join(format!("f{i}"));
     let timed = |work: &mut dyn FnMut(usize)| {
@@ -81,7 +79,7 @@ fn small_files(dir: &Path, count: usize, read_only: bool) -> [Option<f64>; 4] {
         (0..100).for_each(|d| fs::create_dir_all(root.join(format!("d{d}"))).expect("a directory"));
         timed(&mut |i| fs::write(path(i), content).expect("a new file"))
     };
-    let stat = timed(&mut |i| drop(fs::metadata(path(i)).expect("a file")));
+    let stat = timed(&mut |i| assert!(fs::metadata(path(i)).expect("a file").len() == 4096));
     let mut buffer = Vec::with_capacity(4096);
     let read = timed(&mut |i| {
         buffer.clear();
@@ -133,6 +131,7 @@ pub async fn run() -> Report {
         command("mkfs.ext4", &["-q", "-m", "0", "-E", "nodiscard,lazy_itable_init=0", &image]);
         let device = command("losetup", &["--find", "--show", "--direct-io=on", &image]);
         command("mount", &[&device, &point.display().to_string()]);
+        command("losetup", &["-d", &device]);
         point
     };
     let directory = [("branchFormat", "directory"), ("enforcement", "none"), ("splitQuantum", "16Mi")];
@@ -172,8 +171,7 @@ pub async fn run() -> Report {
         .chain(places.iter().filter(|p| !p.read_only).map(|p| p.dir.as_path()))
         .collect();
     for dir in &writable {
-        fio(dir, &["--rw=write", "--bs=1m", "--end_fsync=1"], 1)
-            .unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        lay_out(dir);
     }
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
@@ -199,10 +197,8 @@ pub async fn run() -> Report {
     let mut columns = vec!["plain"];
     columns.extend(places.iter().map(|p| p.name));
     let mut report = Report::new(&columns);
-    let names = JOBS
-        .iter()
-        .map(|j| (*j).0.to_owned())
-        .chain(FILE_ROWS.iter().map(|r| format!("{files} x 4 KiB: {r}")));
+    let names =
+        JOBS.iter().map(|j| j.0.to_owned()).chain(FILE_ROWS.iter().map(|r| format!("{files} x 4 KiB: {r}")));
     for (row, name) in names.enumerate() {
         let middle = |place: usize| -> Result<f64, String> {
             let all = figures.get(&(row, place)).ok_or_else(|| "-".to_owned())?;
@@ -243,6 +239,14 @@ pub async fn run() -> Report {
         remove(&mut csi, name).await;
     }
     report
+}
+
+/// Writes the file that [`fio`] reads, all of it: what was never written would be read without the disk.
+pub fn lay_out(dir: &Path) {
+    let file = fs::File::create(dir.join("bench.fio")).expect("the file for fio");
+    let block = vec![0x5A_u8; 1 << 20];
+    (0..FILE_MIB).for_each(|_| (&file).write_all(&block).expect("room for the file"));
+    file.sync_all().expect("the file for fio");
 }
 
 /// Files as [`small_files`] reads them.

@@ -4,9 +4,16 @@
 //! Figures that compare are ratios of runs that alternate within one benchmark, medians of several: machines are shared
 //! and noisy. Nothing here asserts a time.
 
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a benchmark prints its table, and ends where it cannot measure"
+)]
+
 #[path = "../../support/agent.rs"]
 mod agent;
 mod footprint;
+mod image;
 mod io;
 mod latency;
 mod report;
@@ -51,6 +58,8 @@ pub fn disks(scratch: &Scratch, count: usize, mib: u64, reserved: bool) -> Vec<(
             std::fs::create_dir_all(&point).expect("mount point");
             let device = run("losetup", &["--find", "--show", "--direct-io=on", &image_text]);
             run("mount", &[&device, &point_text]);
+            // In use, the device is not detached now but with its mount, however this ends.
+            run("losetup", &["-d", &device]);
             let pool = point.join("pool");
             std::fs::create_dir_all(&pool).expect("pool");
             (name, pool)
@@ -70,18 +79,19 @@ fn main() -> ExitCode {
     for name in &names {
         let report = match name.as_str() {
             "io" => runtime.block_on(io::run()),
+            "image" => image::run(),
             "latency" => runtime.block_on(latency::run()),
             "footprint" => runtime.block_on(footprint::run()),
             "restart" => runtime.block_on(footprint::restart()),
             other => {
-                eprintln!("no benchmark {other:?}: io latency footprint restart");
+                eprintln!("no benchmark {other:?}: io image latency footprint restart");
                 return ExitCode::from(2);
             }
         };
         report.finish(name);
     }
     if names.is_empty() {
-        eprintln!("usage: scripts/bench io|latency|footprint|restart");
+        eprintln!("usage: scripts/bench io|image|latency|footprint|restart");
         return ExitCode::from(2);
     }
     ExitCode::SUCCESS

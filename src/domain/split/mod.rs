@@ -13,6 +13,7 @@
 //! The time grows with the number of pools, the branches' number aside: filters look at each pool once, and only the best
 //! `maxBranches` pools of each format are sorted.
 
+mod candidates;
 mod fewest;
 mod fill;
 mod planner;

@@ -2,22 +2,19 @@
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{HashMap, HashSet};
 use std::ops::{Range, RangeInclusive};
 
+use super::candidates::candidates;
 use super::fewest::Search;
 use super::fill::{Draft, Piece, Want};
 use super::shaped::Shaped;
 use super::space::{Candidate, Overhead, Scale, Side, by_name};
 use super::{Capacity, Infeasible, Plan, PlannedBranch, Request};
+use crate::domain::Bytes;
 use crate::domain::placement::Filters;
 use crate::domain::policy::{Placement, Policy, Strategy};
 use crate::domain::pool::PoolView;
 use crate::domain::volume::VolumeMode;
-use crate::domain::{Bytes, NodeName};
-
-/// Above so many pools on one node, the ones that share a filesystem are found by hashing.
-const FEW: usize = 16;
 
 /// One question: a request, a policy, the pools.
 pub(super) struct Planner<'a, O> {
@@ -179,8 +176,10 @@ impl<'a, O: Overhead> Planner<'a, O> {
 
     fn sides<'c>(&self, group: &'c [Candidate]) -> Sides<'c> {
         let (local, remote): (Vec<Candidate>, Vec<Candidate>) = match self.policy.placement {
-            Placement::PreferLocal => group.iter().partition(|candidate| candidate.local),
-            Placement::Local | Placement::Any => (Vec::new(), Vec::new()),
+            Placement::PreferLocal if group.iter().any(|candidate| candidate.local) => {
+                group.iter().partition(|candidate| candidate.local)
+            }
+            _ => (Vec::new(), Vec::new()),
         };
         if local.is_empty() {
             let (local, remote) = (self.side(Cow::Borrowed(&[])), self.side(Cow::Borrowed(group)));
@@ -270,85 +269,5 @@ impl<'a, O: Overhead> Planner<'a, O> {
             }
         };
         Plan { capacity, branches: (0..).zip(pieces).map(branch).collect() }
-    }
-}
-
-/// The pools that qualify, node by node, one per filesystem; and which of them are each node's.
-fn candidates<O: Overhead>(
-    filters: &Filters<'_>,
-    scale: &Scale<'_, O>,
-    policy: &Policy,
-    pools: &[PoolView],
-) -> (Vec<Candidate>, Vec<Range<usize>>) {
-    let mut found: Vec<(usize, Candidate)> = Vec::with_capacity(pools.len());
-    let prefer = policy.placement == Placement::PreferLocal;
-    // Pools mostly come node by node, and nodes by name: runs of one node are looked up once, and only where runs are not
-    // in the order of their names can two be of one node.
-    let mut runs: Vec<&NodeName> = Vec::new();
-    let mut local = false;
-    for (at, view) in pools.iter().enumerate() {
-        let Ok(format) = filters.admit(view) else { continue };
-        let Some(room) = scale.room(format, view.pool.allocatable()) else { continue };
-        if runs.last().is_none_or(|node| **node != view.node) {
-            runs.push(&view.node);
-            local = prefer && filters.is_local(&view.node);
-        }
-        found.extend(Candidate::new(at, local, format, room).map(|candidate| (runs.len() - 1, candidate)));
-    }
-    if !runs.is_sorted_by(|a, b| a < b) {
-        let mut first = HashMap::new();
-        let number: Vec<usize> =
-            runs.iter().enumerate().map(|(run, node)| *first.entry(*node).or_insert(run)).collect();
-        found.iter_mut().for_each(|(run, _)| *run = number[*run]);
-        found.sort_by_key(|(run, _)| *run);
-    }
-    let mut kept = Vec::with_capacity(found.len());
-    let mut groups = Vec::with_capacity(runs.len());
-    for group in found.chunk_by_mut(|a, b| a.0 == b.0) {
-        let from = kept.len();
-        keep_one_per_filesystem(pools, group, &mut kept);
-        groups.push(from..kept.len());
-    }
-    (kept, groups)
-}
-
-/// Adds a node's candidates to `kept`, the largest first; of those that share a filesystem only the one that can give the
-/// most.
-fn keep_one_per_filesystem(pools: &[PoolView], group: &mut [(usize, Candidate)], kept: &mut Vec<Candidate>) {
-    group.sort_unstable_by(|(_, a), (_, b)| {
-        b.room.cmp(&a.room).then_with(|| pools[a.at()].pool.name.cmp(&pools[b.at()].pool.name))
-    });
-    let from = kept.len();
-    if group.len() <= FEW {
-        // Most pools share with none, which the ends of the devices' names tell faster than the names.
-        let mut ends = [u64::MAX; FEW];
-        for (_, candidate) in group {
-            let pool = &pools[candidate.at()].pool;
-            let end = pool.device.as_bytes().last_chunk().map_or(0, |end| u64::from_ne_bytes(*end));
-            let shares = |(other, other_end): (&Candidate, &u64)| {
-                (end == *other_end || end == 0 || *other_end == 0)
-                    && pools[other.at()].pool.shares_space_with(pool)
-            };
-            if !kept[from..].iter().zip(&ends).any(shares) {
-                ends[kept.len() - from] = end;
-                kept.push(*candidate);
-            }
-        }
-    } else {
-        let mut names = HashSet::new();
-        let mut devices = HashSet::new();
-        for (_, candidate) in group {
-            let pool = &pools[candidate.at()].pool;
-            let new = if pool.device.is_empty() {
-                !names.contains(&(&pool.name, true)) && !names.contains(&(&pool.name, false))
-            } else {
-                !devices.contains(&pool.device) && !names.contains(&(&pool.name, true))
-            };
-            if new {
-                names.insert((&pool.name, pool.device.is_empty()));
-                devices.insert(&pool.device);
-                kept.push(*candidate);
-            }
-        }
     }
 }

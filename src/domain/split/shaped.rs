@@ -8,7 +8,6 @@ use std::ops::RangeInclusive;
 
 use super::fill::{Draft, Excess, Want, level, proportion};
 use super::space::{Candidate, Overhead, Scale, Side, Space, by_name};
-use crate::domain::NodeName;
 use crate::domain::pool::PoolView;
 
 /// How many spaces of a set are tried for the rest.
@@ -78,15 +77,7 @@ impl<O: Overhead> Shaped<'_, O> {
 
     /// The best disk of each node, and all others; each the preferred ones before, then the largest first.
     fn first_and_further(&self) -> (Vec<Space>, Vec<Space>) {
-        let mut first = Vec::new();
-        let mut further = Vec::new();
-        let mut previous: Option<&NodeName> = None;
-        for candidate in self.group {
-            let node = &self.pools[candidate.at()].node;
-            let list = if previous == Some(node) { &mut further } else { &mut first };
-            list.push(*candidate);
-            previous = Some(node);
-        }
+        let (first, further) = self.group.iter().partition(|candidate| candidate.first);
         let ranked = |candidates: Vec<Candidate>| {
             let side = Side::new(self.scale, self.pools, candidates.into(), *self.count.end());
             let mut spaces = side.ranked;

@@ -43,6 +43,8 @@ pub(super) struct Candidate {
     at: u32,
     /// Whether it comes first under `preferLocal`.
     pub(super) local: bool,
+    /// Whether it is the largest of its node.
+    pub(super) first: bool,
     /// What a branch in it would be.
     pub(super) format: BranchFormat,
     /// The largest branch that it can hold, in bytes.
@@ -52,7 +54,7 @@ pub(super) struct Candidate {
 impl Candidate {
     /// The pool number `at` as a candidate; `None` beyond 2^32 pools.
     pub(super) fn new(at: usize, local: bool, format: BranchFormat, room: u64) -> Option<Self> {
-        Some(Self { at: u32::try_from(at).ok()?, local, format, room })
+        Some(Self { at: u32::try_from(at).ok()?, local, first: false, format, room })
     }
 
     /// Its place in the caller's list.
@@ -230,6 +232,9 @@ pub(super) fn by_name(pools: &[PoolView], a: usize, b: usize) -> Ordering {
     a.node.cmp(&b.node).then_with(|| a.pool.name.cmp(&b.pool.name))
 }
 
+/// So many candidates are gathered before the best are selected from them.
+const SELECT: usize = 256;
+
 /// Candidates, the most valuable ones ranked.
 pub(super) struct Side<'c> {
     /// All of them.
@@ -255,19 +260,33 @@ impl<'c> Side<'c> {
         all: Cow<'c, [Candidate]>,
         most: usize,
     ) -> Self {
-        let mut ranked = Vec::new();
-        for format in [BranchFormat::Directory, BranchFormat::Image] {
-            let mut best: Vec<Candidate> =
-                all.iter().copied().filter(|candidate| candidate.format == format).collect();
-            let order = |a: &Candidate, b: &Candidate| {
-                b.room.cmp(&a.room).then_with(|| by_name(pools, a.at(), b.at()))
+        let order =
+            |a: &Candidate, b: &Candidate| b.room.cmp(&a.room).then_with(|| by_name(pools, a.at(), b.at()));
+        let mut best = [const { Vec::new() }; 2];
+        // The room below which a candidate is not among the best.
+        let mut bars = [0_u64; 2];
+        let keep = most.saturating_add(1);
+        let full = keep.saturating_mul(4).max(SELECT);
+        for candidate in all.iter() {
+            let format = match candidate.format {
+                BranchFormat::Directory => 0,
+                BranchFormat::Image => 1,
             };
-            let keep = most + 1;
-            if best.len() > keep {
-                best.select_nth_unstable_by(keep - 1, order);
+            if candidate.room < bars[format] {
+                continue;
+            }
+            let best: &mut Vec<Candidate> = &mut best[format];
+            best.push(*candidate);
+            if best.len() >= full {
+                let (_, last, _) = best.select_nth_unstable_by(keep - 1, order);
+                bars[format] = last.room;
                 best.truncate(keep);
             }
+        }
+        let mut ranked = Vec::with_capacity(best.iter().map(|best| best.len().min(keep)).sum());
+        for mut best in best {
             best.sort_unstable_by(order);
+            best.truncate(keep);
             ranked.extend(best.into_iter().map(|candidate| scale.space(candidate)));
         }
         Self::of(pools, all, ranked)

@@ -127,8 +127,9 @@ impl Unions {
         }
     }
 
-    /// The options that the running process has, by their names in its dialect, read back from it, with `branches` and
-    /// `version`; empty for overlayfs and where there is no union.
+    /// The options that the running process has, by their names in its dialect, as they were read back from it when it
+    /// started, with `version`, and its `branches` as it has them now: it makes those read-only itself, nobody changes the
+    /// others. Empty for overlayfs and where there is no union.
     ///
     /// # Errors
     /// It does not answer.
@@ -136,12 +137,10 @@ impl Unions {
         let Some(record) = self.records.load(volume)?.filter(|r| r.spec.kind == UnionKind::Mergerfs) else {
             return Ok(BTreeMap::new());
         };
-        let names = record.options.keys().map(String::as_str).chain(["branches", "version"]);
-        let mut options = BTreeMap::new();
-        for name in names {
-            let value = launch::control(&self.host, &record.spec.mount_point, name, PING_BOUND)?;
-            options.extend(value.map(|v| (name.to_owned(), v)));
-        }
+        let branches = launch::control(&self.host, &record.spec.mount_point, "branches", PING_BOUND)?;
+        let mut options = record.options;
+        options.extend(branches.map(|v| ("branches".to_owned(), v)));
+        options.extend(record.mergerfs_version.map(|v| ("version".to_owned(), v)));
         Ok(options)
     }
 
