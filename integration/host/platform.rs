@@ -132,11 +132,13 @@ fn platform_removal_stops_at_a_mount_point() {
     let error = host.remove_tree(scratch.path(), "victim").expect_err("a bind is in the way");
     assert_eq!(error.errno(), Some(libc::EXDEV), "{error}");
     host.unmount(&bound, false).expect("unmount");
-    fs::write(victim.join("file"), "").expect("file");
-    host.bind(&outside.join("keep"), &victim.join("file"), MountAttr::default()).expect("bind of a file");
+    // What was `below` may be gone already: the order in which a directory is read is the filesystem's.
+    let file = scratch.join("victim/file");
+    fs::write(&file, "").expect("file");
+    host.bind(&outside.join("keep"), &file, MountAttr::default()).expect("bind of a file");
     let error = host.remove_tree(scratch.path(), "victim").expect_err("a bound file is in the way");
     assert_eq!(error.errno(), Some(libc::EXDEV), "{error}");
-    host.unmount(&victim.join("file"), false).expect("unmount");
+    host.unmount(&file, false).expect("unmount");
     assert!(host.remove_tree(scratch.path(), "victim").expect("removal"));
     assert!(outside.join("keep").exists());
 }

@@ -95,6 +95,12 @@ impl Agent {
         panic!("the agent is not ready after {START_BOUND:?}:\n{}", self.log_end());
     }
 
+    /// Starts the agent again, by another program.
+    pub fn run_as(&mut self, program: &Path) {
+        program.clone_into(&mut self.program);
+        self.restart();
+    }
+
     /// The body that the agent's HTTP answers, where it answers with 200.
     pub fn get(&self, path: &str) -> Option<String> {
         let out =

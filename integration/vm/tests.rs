@@ -60,14 +60,12 @@ fn a_directory_branch_keeps_to_its_size(fs_type: &str) {
 
     let at = scratch.join("at");
     node.branches.ensure_attached(&spec, &at, false).expect("attached");
-    let shown: u64 = run("df", &["-B1", "--output=size", &at.join("data").display().to_string()])
-        .lines()
-        .last()
-        .unwrap_or("")
-        .trim()
-        .parse()
-        .expect("df");
-    assert_eq!(shown, 64 << 20, "df shows the branch, not the disk");
+    let shown = |place: &Path| -> u64 {
+        let told = run("df", &["-B1", "--output=size", &place.display().to_string()]);
+        told.lines().last().unwrap_or("").trim().parse().expect("df")
+    };
+    assert_eq!(shown(&at.join("data")), 64 << 20, "df shows the branch, not the disk");
+    assert_eq!(shown(&at), 64 << 20, "and so does what mergerfs asks");
 
     fs::create_dir_all(at.join("data/a/b")).expect("directories");
     let written = fill(&at.join("data/a/b/file"));

@@ -1,3 +1,5 @@
+use std::path::Path;
+
 use axum::body::Body;
 use axum::http::{Request, header};
 use clap::CommandFactory;
@@ -7,6 +9,7 @@ use tower::ServiceExt;
 
 use super::output::Look;
 use super::*;
+use crate::config::Overrides;
 use crate::domain::pool::PoolView;
 use crate::http::api::{PlanAnswer, Status, VolumeView};
 use crate::http::fixture::{self, FakeMachine};
@@ -33,6 +36,35 @@ fn widest(text: &str) -> usize {
 #[test]
 fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
+}
+
+/// `systemd/union-csi.service`: the values of a key.
+fn unit(key: &str) -> Vec<&'static str> {
+    let unit = include_str!("../../systemd/union-csi.service");
+    unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('=')).collect()
+}
+
+#[test]
+fn the_service_says_what_the_command_line_understands() {
+    let commands: Vec<_> = unit("ExecStartPre").into_iter().chain(unit("ExecStart")).collect();
+    assert_eq!(commands.len(), 2, "{commands:?}");
+    for command in commands {
+        let words: Vec<_> = command.split_whitespace().collect();
+        assert!(words[0].ends_with("/union-csi"), "{command}");
+        Cli::try_parse_from(&words).unwrap_or_else(|e| panic!("{command}: {e}"));
+    }
+    Cli::try_parse_from(["union-csi", "volume", "mount", "media", "/srv/media", "--at-boot"]).unwrap();
+}
+
+#[test]
+fn the_service_makes_the_state_directory_that_the_agent_uses_by_itself() {
+    let config = crate::config::parse(Path::new("agent.yaml"), "", &Overrides::default(), "box").unwrap();
+    assert_eq!(
+        unit("StateDirectory"),
+        [config.state_dir.strip_prefix("/var/lib").unwrap().to_str().unwrap()]
+    );
+    let mode = u32::from_str_radix(unit("StateDirectoryMode")[0], 8).unwrap();
+    assert_eq!(mode, crate::platform::file::SEARCHABLE);
 }
 
 #[test]

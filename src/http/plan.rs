@@ -17,7 +17,7 @@ pub(super) const OWN: [(&str, &str); 4] = [
     ("mode", "`filesystem` (default) or `block`."),
 ];
 
-/// Plans what the query asks for over these pools. The query: `size` and what else [`OWN`] names, and StorageClass
+/// Plans what the query asks for over these pools. The query: `size` and what else `OWN` names, and StorageClass
 /// parameters.
 ///
 /// # Errors

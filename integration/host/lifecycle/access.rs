@@ -70,7 +70,7 @@ async fn readers_only_are_served_by_overlayfs_what_a_writer_left() {
 }
 
 /// Runs a shell script as a user that is not root, in the volume.
-fn as_user(target: &Path, gid: &str, script: &str) -> bool {
+pub(super) fn as_user(target: &Path, gid: &str, script: &str) -> bool {
     let out = Command::new("setpriv")
         .args(["--reuid=4321", &format!("--regid={gid}"), "--clear-groups", "sh", "-c", script])
         .current_dir(target)

@@ -287,3 +287,88 @@ async fn a_claim_is_made_used_by_two_pods_and_removed_and_leaves_nothing() {
     csi.delete(&id).await.expect("DeleteVolume");
     machine.is_clean();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_its_store_file_an_agent_warns_of_the_branches_and_leaves_them_to_be_read_by_hand() {
+    let mut machine = Machine::new(&[256]);
+    let mut csi = machine.agent.csi().await;
+    let id = csi.create(&of_branches("lost", 64, "1", &[])).await.expect("CreateVolume").volume_id;
+    let target = mount(&mut csi, &id, PLAIN).await;
+    fs::write(target.join("file"), "kept").expect("a file");
+    csi.unpublish(&id).await.expect("NodeUnpublishVolume");
+    csi.unstage(&id).await.expect("NodeUnstageVolume");
+    machine.agent.stop();
+    let store = machine.scratch.join("state/store.redb");
+    let mode =
+        std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&store).expect("the store").permissions());
+    assert_eq!(mode & 0o077, 0, "others can read the store");
+    let backup = fs::read(&store).expect("the store");
+    fs::remove_file(&store).expect("the store");
+    machine.agent.restart();
+    let begun = std::time::Instant::now();
+    while !machine.agent.log_end().contains("belongs to no volume") {
+        assert!(begun.elapsed().as_secs() < 30, "no warning:\n{}", machine.agent.log_end());
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert!(machine.agent.log_end().contains("lost-0"));
+    let mut csi = machine.agent.csi().await;
+    refused(csi.create(&of_branches("new", 200, "1", &[])).await, Code::ResourceExhausted, &["disk0"]);
+    // As docs/OPERATIONS.md says.
+    let look = machine.scratch.join("look");
+    fs::create_dir(&look).expect("a directory");
+    let image = machine.disks[0].join("pool/branches/lost-0/disk.img");
+    let (image, point) = (image.display().to_string(), look.display().to_string());
+    crate::support::run("mount", &["-o", "loop,ro", &image, &point]);
+    assert_eq!(fs::read_to_string(look.join("data/file")).expect("the file"), "kept");
+    crate::support::run("umount", &[&point]);
+    // With the backup everything is there again.
+    machine.agent.stop();
+    fs::write(&store, backup).expect("the backup");
+    machine.agent.restart();
+    let mut csi = machine.agent.csi().await;
+    let target = mount(&mut csi, &id, PLAIN).await;
+    assert_eq!(fs::read_to_string(target.join("file")).expect("the file"), "kept");
+    remove(&mut csi, &id).await;
+    machine.is_clean();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_has_all_it_needs_with_the_privileges_that_its_unit_gives_it() {
+    let unit = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/systemd/union-csi.service"))
+        .expect("the unit");
+    let set = unit.lines().find_map(|l| l.strip_prefix("CapabilityBoundingSet=")).expect("its capabilities");
+    let documented =
+        fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/CONFIGURATION.md")).expect("the page");
+    for capability in set.split(' ') {
+        assert!(
+            documented.contains(&format!("`{capability}`")),
+            "docs/CONFIGURATION.md does not tell what {capability} is for"
+        );
+    }
+    let kept = set.split(' ').map(|c| c.replace("CAP_", "+").to_lowercase()).collect::<Vec<_>>().join(",");
+    let tools = Scratch::new();
+    let program = tools.join("union-csi");
+    let script =
+        format!("#!/bin/sh\nexec setpriv --no-new-privs --bounding-set=-all,{kept} {PROGRAM} \"$@\"\n");
+    fs::write(&program, script).expect("a script");
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("its mode");
+    let mut machine = Machine::new(&[128, 128]);
+    machine.agent.stop();
+    machine.agent.run_as(&program);
+    assert_eq!(machine.json("/v1/status")["abilities"]["mergerfsProblem"], serde_json::Value::Null);
+    let mut csi = machine.agent.csi().await;
+    for (count, group) in [("1", ""), ("2", "5555")] {
+        let id = csi
+            .create(&of_branches(&format!("unit{count}"), 64, count, &[]))
+            .await
+            .expect("CreateVolume")
+            .volume_id;
+        let target = mount(&mut csi, &id, Use { group, ..PLAIN }).await;
+        fs::write(target.join("file"), "x").expect("a file");
+        if !group.is_empty() {
+            assert!(access::as_user(&target, group, "echo x > own"), "a member of the group cannot write");
+        }
+        remove(&mut csi, &id).await;
+    }
+    machine.is_clean();
+}

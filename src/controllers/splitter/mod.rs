@@ -1,7 +1,7 @@
 //! The splitter: gives each volume its branches, and tells how it stands.
 //!
-//! One task watches volumes, branches and nodes, keeps a picture of them ([`index`]), and decides for one volume after
-//! another ([`decide`]) what is to be written next. Plans are made one after the other in this task, each counting the
+//! One task watches volumes, branches and nodes, keeps a picture of them (`index`), and decides for one volume after
+//! another (`decide`) what is to be written next. Plans are made one after the other in this task, each counting the
 //! ones before it, so that promises add up; the writes they lead to run side by side, so that many volumes share the
 //! store's fsyncs. Invariants:
 //!

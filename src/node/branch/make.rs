@@ -151,8 +151,11 @@ impl Branches {
         match record.enforcement {
             Some(Enforcement::Qgroup) => self.host.subvolume_ensure(&data, spec.size.get())?,
             Some(Enforcement::ProjectQuota) => {
-                self.host.ensure_directory(&data, 0o755)?;
                 let project = self.free_project(pool)?;
+                // The branch's own directory too: that, and not `data`, is what MergerFS asks for the branch's space, and
+                // outside of the project the whole disk would answer (statfs(2) of XFS and ext4).
+                self.host.project_quota_set(unfinished, project, spec.size.get())?;
+                self.host.ensure_directory(&data, 0o755)?;
                 self.host.project_quota_set(&data, project, spec.size.get())?;
                 record.project = Some(project);
             }

@@ -1,8 +1,8 @@
 //! Branches on disk: making, finding, attaching, removing.
 //!
-//! A branch is `<pool>/branches/<id>/`: its identity `branch.json`, and `disk.img` or `data/` ([`record`]). It is made
-//! under an unfinished name and renamed when all of it is flushed ([`make`]), and renamed away before anything of it is
-//! removed ([`remove`]): whatever has the branch's name is whole, at each moment, and after a crash. Leftovers are known by
+//! A branch is `<pool>/branches/<id>/`: its identity `branch.json`, and `disk.img` or `data/` (`record`). It is made
+//! under an unfinished name and renamed when all of it is flushed (`make`), and renamed away before anything of it is
+//! removed (`remove`): whatever has the branch's name is whole, at each moment, and after a crash. Leftovers are known by
 //! their names and swept. The identity is checked before each use; what is not the branch is never touched.
 
 pub(super) mod record;

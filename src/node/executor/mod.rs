@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::domain::pool::{PoolReport, PoolState};
-use crate::domain::{NodeName, PoolName};
+use crate::domain::{BranchId, NodeName, PoolName};
 use crate::node::branch::Branches;
 use crate::node::pool::Pools;
 use crate::store::object::{Branch, Object};
@@ -198,6 +198,13 @@ impl Executor {
                     Ok(()) = pools.changed() => {
                         let reports = pools.borrow_and_update().clone();
                         state.pools_measured(&reports);
+                        for (pool, branch) in state.unknown(self.pools.branches()) {
+                            warn!(
+                                branch.id = %branch, pool.name = %pool,
+                                "a branch on the disk belongs to no volume: it is kept and its room is counted; see \
+                                 docs/OPERATIONS.md for what to do with it"
+                            );
+                        }
                     }
                     _ = recheck.tick() => state.check_all(),
                     () = tokio::time::sleep_until(due), if running.len() < PARALLEL => {}
@@ -228,6 +235,10 @@ struct State {
     settled: HashMap<String, Branch>,
     pools: HashMap<PoolName, PoolState>,
     queue: Queue,
+    /// All objects were heard of once.
+    read: bool,
+    /// Branches on the disks that no object tells of, and that were warned of.
+    unknown: HashSet<BranchId>,
 }
 
 impl State {
@@ -249,6 +260,7 @@ impl State {
             }
             Event::Deleted(branch) => self.forget(&branch.meta().name),
             Event::Ready => {
+                self.read = true;
                 let gone: Vec<String> =
                     self.wanted.keys().filter(|n| !self.seen.contains(*n)).cloned().collect();
                 for name in gone {
@@ -298,6 +310,17 @@ impl State {
                 self.queue.now(&name);
             }
         }
+    }
+
+    /// Which of the branches on the disks no object tells of, each told once: the store was lost, or is an older copy.
+    fn unknown(&mut self, on_disk: Vec<(PoolName, BranchId)>) -> Vec<(PoolName, BranchId)> {
+        if !self.read {
+            return Vec::new();
+        }
+        let new = |(_, id): &(PoolName, BranchId)| {
+            !self.wanted.contains_key(id.as_str()) && self.unknown.insert(id.clone())
+        };
+        on_disk.into_iter().filter(new).collect()
     }
 
     fn check_all(&mut self) {

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{BRANCHES, PoolSettings};
 use crate::domain::pool::{Enforcement, Media};
 use crate::domain::{Bytes, PoolName};
 use crate::platform::mount::MountTable;
 use crate::platform::{Host, Result};
+
+/// How long all mounted filesystems may take to tell their sizes.
+const DISKS_BOUND: Duration = Duration::from_secs(15);
 
 /// Filesystems that can hold branches: local, and able to reserve a file's room.
 const SUITABLE: [&str; 4] = ["ext4", "xfs", "btrfs", "f2fs"];
@@ -122,7 +126,7 @@ pub fn discover(host: &Host, configured: &[PoolSettings]) -> Result<Discovery> {
 
 fn candidates(host: &Host, mounts: &MountTable) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
-    for disk in host.mounted_disks()? {
+    for disk in host.mounted_disks(DISKS_BOUND)? {
         // The topmost mount there; what it covers cannot be seen.
         let Some(entry) = mounts.at(&disk.mount_point) else { continue };
         candidates.push(Candidate {

@@ -153,6 +153,16 @@ impl Pools {
         lock(&self.inventories).get(pool)?.branches.get(branch)?.project
     }
 
+    /// The branches of all pools that are not just being made.
+    pub(in crate::node) fn branches(&self) -> Vec<(PoolName, BranchId)> {
+        let all = lock(&self.inventories);
+        let finished = |(pool, inventory): (&PoolName, &Inventory)| -> Vec<_> {
+            let bound = inventory.branches.iter().filter(|(_, known)| !known.pending);
+            bound.map(|(id, _)| (pool.clone(), id.clone())).collect()
+        };
+        all.iter().flat_map(finished).collect()
+    }
+
     /// Projects in use on the device, as far as our branches are concerned.
     pub(in crate::node) fn projects(&self, device: &str) -> Vec<u32> {
         let all = lock(&self.inventories);

@@ -2,7 +2,7 @@
 //!
 //! A pool is opened ([`Pools::open`]) before each use: its directory must answer, and be recognised as the pool by
 //! filesystem UUID and marker ([`marker`]). What the pools have is measured from the kernel ([`Pools::measure`]); only
-//! the list of branches is kept in memory ([`inventory`]), read once when a pool appears and changed with each branch
+//! the list of branches is kept in memory (`inventory`), read once when a pool appears and changed with each branch
 //! that is made or removed, so that a measurement walks no directory.
 
 pub mod discover;

@@ -14,7 +14,7 @@
 //! - a path of a caller is used only below an allowed directory and never through a symlink there;
 //! - a branch is let go by a real unmount only: when unstaging succeeds its data is on the disk.
 //!
-//! The work is done by [`Core`], which blocks; [`Volumes`] runs it on blocking threads, one call a volume at a time.
+//! The work is done by `Core`, which blocks; [`Volumes`] runs it on blocking threads, one call a volume at a time.
 
 mod bring_up;
 mod diagnose;

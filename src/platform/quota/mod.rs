@@ -68,8 +68,8 @@ impl Host {
         }
     }
 
-    /// Project quota: gives the empty directory `path` the project `id`, inherited by all below (`FS_IOC_FSSETXATTR`,
-    /// `FS_XFLAG_PROJINHERIT`), and limits the project to `limit` bytes (quotactl_fd(2)).
+    /// Project quota: gives the directory `path` the project `id`, inherited by all that is made in it from now on
+    /// (`FS_IOC_FSSETXATTR`, `FS_XFLAG_PROJINHERIT`), and limits the project to `limit` bytes (quotactl_fd(2)).
     ///
     /// # Errors
     /// What the calls tell.

@@ -1,7 +1,8 @@
 //! The file: made whole or not at all, checked completely before it may be written to.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -131,6 +132,8 @@ fn create(path: &Path) -> Result<(), OpenError> {
         redb::Error::Io(source) => access().into_error(source),
         other => access().into_error(io::Error::other(other)),
     })?;
+    // It names volumes and says where they are mounted: that is for root, whatever the directory's mode is.
+    std::fs::set_permissions(&new.0, Permissions::from_mode(0o600)).context(access())?;
     // A hard link, unlike a rename, never replaces what another agent made meanwhile.
     match std::fs::hard_link(&new.0, path) {
         Ok(()) => {}

@@ -1,7 +1,7 @@
 //! The embedded store: one redb file, for a machine without Kubernetes.
 //!
 //! All objects are in memory; the file makes them last. Reads and watches are served from memory and show only what is
-//! on the disk already. Writes go through one bounded queue to one thread ([`writer`]), which decides each of them
+//! on the disk already. Writes go through one bounded queue to one thread (`writer`), which decides each of them
 //! against the newest state, commits as many as are waiting in one transaction (one fsync for all), publishes them and
 //! only then answers. A busy moment, such as 300 volumes made at once, therefore costs few fsyncs, and a lone write one
 //! transaction.
