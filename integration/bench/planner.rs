@@ -29,6 +29,20 @@ fn cluster(nodes: u64) -> Vec<PoolView> {
     (0..nodes * POOLS).map(pool).collect::<Result<_, _>>().expect("the description is valid")
 }
 
+/// The same pools in no order, as a list of other making could have them; the same in every run.
+fn shuffled(mut pools: Vec<PoolView>) -> Vec<PoolView> {
+    let mut state = 88_172_645_463_325_252_u64;
+    for last in (1..pools.len()).rev() {
+        // Marsaglia's xorshift64, shifts 13, 7, 17.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let other = usize::try_from(state % (u64::try_from(last).unwrap_or(u64::MAX) + 1)).unwrap_or(0);
+        pools.swap(last, other);
+    }
+    pools
+}
+
 fn planner(criterion: &mut Criterion) {
     for (strategy, placement) in [
         (Strategy::Fewest, Placement::Any),
@@ -55,6 +69,12 @@ fn planner(criterion: &mut Criterion) {
             group.bench_with_input(BenchmarkId::from_parameter(nodes), &pools, |bencher, pools| {
                 bencher.iter(|| plan(&request, &policy, pools));
             });
+            if nodes == 10_000 {
+                let pools = shuffled(pools);
+                group.bench_with_input(BenchmarkId::new("in no order", nodes), &pools, |bencher, pools| {
+                    bencher.iter(|| plan(&request, &policy, pools));
+                });
+            }
         }
         group.finish();
     }
