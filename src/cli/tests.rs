@@ -64,7 +64,7 @@ fn the_service_makes_the_state_directory_that_the_agent_uses_by_itself() {
         [config.state_dir.strip_prefix("/var/lib").unwrap().to_str().unwrap()]
     );
     let mode = u32::from_str_radix(unit("StateDirectoryMode")[0], 8).unwrap();
-    assert_eq!(mode, crate::platform::file::SEARCHABLE);
+    assert_eq!(mode, 0o700, "as the agent makes it: private");
 }
 
 #[test]
