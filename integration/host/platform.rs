@@ -117,7 +117,7 @@ fn platform_layers_with_any_names_are_merged_read_only() {
 fn platform_removal_stops_at_a_mount_point() {
     let scratch = Scratch::new();
     let host = Host::new();
-    let victim = directory(&scratch, "victim/below");
+    directory(&scratch, "victim/below");
     let inside = disk(&scratch, "victim/below/mounted", "ext4", 16);
     fs::write(inside.join("keep"), "").expect("file");
     let error = host.remove_tree(scratch.path(), "victim").expect_err("a mount is in the way");

@@ -69,7 +69,7 @@ async fn a_volume_without_room_is_refused_with_the_largest_size_and_leaves_nothi
 }
 
 #[tokio::test]
-async fn a_volume_that_has_branches_is_never_withdrawn() {
+async fn a_volume_that_was_never_complete_is_withdrawn_with_the_branches_that_it_has() {
     let cluster = Cluster::idle().await;
     let provisioner = Provisioner::new(cluster.store.clone());
     let _late = provisioner.create(&wanted("pvc-1"), at_once()).await.unwrap_err();
@@ -87,8 +87,10 @@ async fn a_volume_that_has_branches_is_never_withdrawn() {
     };
     cluster.change_status("pvc-1", infeasible).await;
     let error = provisioner.create(&wanted("pvc-1"), at_once()).await.unwrap_err();
+    assert!(matches!(error, ProvisionError::NoRoom { .. }), "{error}");
     assert!(error.to_string().contains("branch 0 was refused"), "{error}");
-    assert!(cluster.split("pvc-1").await.is_some());
+    // The splitter removes its branches, then the volume.
+    assert!(cluster.split("pvc-1").await.is_none_or(|split| split.meta.deleting.is_some()));
 }
 
 #[tokio::test]
@@ -122,6 +124,7 @@ async fn a_wait_ends_when_the_volume_is_deleted_by_others() {
         tokio::spawn(async move { provisioner.create(&wanted("pvc-1"), soon()).await })
     };
     while cluster.split("pvc-1").await.is_none() {
+        assert!(!waiting.is_finished(), "the volume was not made");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     cluster.store.splits().delete("pvc-1", None).await.unwrap();
