@@ -7,11 +7,11 @@ CACHE="$ROOT/target/vm"
 # The programs that the agent uses, and those that the tests use beside them.
 AGENT_PROGRAMS=(mergerfs setpriv mkfs.ext4 mkfs.xfs mkfs.btrfs blkid chattr)
 TEST_PROGRAMS=(mount umount losetup lsattr tune2fs unshare dd df truncate sync fallocate blockdev btrfs xfs_io modprobe
-    dash bash perl curl setfacl getfacl setfattr getfattr)
+    dash bash perl grep id curl setfacl getfacl setfattr getfattr)
 # What the kernel package has as modules. The last ones are only used where something asks for them.
 MODULES=(crc32c_generic virtio_pci virtio_blk virtio_rng loop ext4 xfs btrfs fuse overlay quota_v2)
 # Which parts of Python's library the tests' short programs need; the whole is larger than all the rest.
-PYTHON_LIBRARY=(encodings collections json re importlib)
+PYTHON_LIBRARY=(encodings collections json re importlib sqlite3)
 
 # vm_prepare: checks for the programs, unpacks the kernel once, and makes the directory for this run's files, WORK.
 vm_prepare() {
@@ -73,7 +73,7 @@ vm_root() {
         cp "$library"/*.py "$root$library/"
         for module in "${PYTHON_LIBRARY[@]}"; do cp -r "$library/$module" "$root$library/"; done
         find "$root$library" -name __pycache__ -prune -exec rm -rf {} +
-        for module in "$library"/lib-dynload/{_json,mmap}.*; do [ ! -e "$module" ] || vm_add "$module"; done
+        for module in "$library"/lib-dynload/{_json,_sqlite3,mmap}.*; do [ ! -e "$module" ] || vm_add "$module"; done
     fi
     install "$(command -v busybox)" "$root/bin/busybox"
     cp /etc/mke2fs.conf "$root/etc/"

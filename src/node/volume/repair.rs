@@ -85,6 +85,7 @@ impl Core {
             let lasted = hints.repaired.is_none_or(|t| now.duration_since(t) >= LASTING);
             if lasted {
                 hints.failures = 0;
+                hints.replaced = 0;
                 hints.trouble = None;
             }
             return Outcome::Fine;
@@ -122,14 +123,15 @@ impl Core {
                 Tally::count(&self.tally.repairs);
                 let mut hints = slot.hints();
                 hints.failures += 1;
+                hints.replaced += 1;
                 hints.repaired = Some(Instant::now());
                 hints.next_attempt = Some(Instant::now() + pause(volume, hints.failures - 1));
                 hints.trouble = if !record.left_out.is_empty() {
                     Some(partial_reason(&record))
-                } else if hints.failures > 1 {
+                } else if hints.replaced > 1 {
                     Some(format!(
                         "its union was replaced {} times in a row; see the log of its mergerfs in {}",
-                        hints.failures,
+                        hints.replaced,
                         self.state_dir.display()
                     ))
                 } else {

@@ -25,6 +25,8 @@ pub(super) struct Hints {
     pub(super) trouble: Option<String>,
     /// Attempts to repair it that failed, or repairs that did not last, in a row.
     pub(super) failures: u32,
+    /// Repairs that succeeded and did not last, in a row. Waiting for a branch to come back is none.
+    pub(super) replaced: u32,
     /// When it was last repaired.
     pub(super) repaired: Option<Instant>,
     /// Not to be repaired before.
