@@ -246,7 +246,16 @@ impl Rig {
         }
         let processes = processes_of(self.scratch.path());
         assert!(processes.is_empty(), "processes are left after {after}: {processes:?}");
-        let loops = self.loop_devices();
+        // The kernel lets go of a device by itself, soon after its filesystem was unmounted (autoclear): whoever looks at the
+        // device at that moment, as udev and our own scans do, delays it.
+        let mut loops = self.loop_devices();
+        for _ in 0..100 {
+            if loops.is_empty() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            loops = self.loop_devices();
+        }
         assert!(loops.is_empty(), "loop devices are left after {after}: {loops:?}");
         for directory in ["volumes", "unions"] {
             let left = names(&self.state.join(directory));
