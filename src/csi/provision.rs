@@ -294,7 +294,9 @@ fn waits_for(split: &VolumeSplit) -> String {
         return told.join("; ");
     }
     if split.spec.branches.is_empty() {
-        "no controller has planned it: is the controller running?".to_owned()
+        "no controller has planned it: is the controller running, and can it write the store (for an embedded one: is there \
+         space in the state directory)?"
+            .to_owned()
     } else {
         format!("{} of {} branches exist", split.status.bound_replicas, split.spec.branches.len())
     }

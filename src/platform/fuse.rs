@@ -52,7 +52,11 @@ impl Host {
         }
         let target = Path::new(CONNECTIONS);
         let attr = MountAttr { nosuid: true, nodev: true, noexec: true, noatime: false, read_only: false };
-        self.mount_filesystem("fusectl".as_ref(), target, "fusectl", attr, "")?;
+        match self.mount_filesystem("fusectl".as_ref(), target, "fusectl", attr, "") {
+            // Somebody else mounted it meanwhile.
+            Err(error) if error.is_busy() => {}
+            outcome => outcome?,
+        }
         Ok(target.to_owned())
     }
 }
