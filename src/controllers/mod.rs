@@ -1,6 +1,13 @@
 //! What the leader does for the whole cluster.
 //!
 //! A controller watches objects, keeps a synchronous picture of them, decides by pure functions, and writes what it
-//! decided to the store. It calls no other role.
+//! decided. It calls no other role. The [`splitter`] works on any store; the others are what users know from the official
+//! CSI sidecars, and exist in Kubernetes only. Each write is checked against the held [`lease`].
 
+pub mod attacher;
+pub mod capacity;
+pub mod cluster;
+pub mod lease;
+pub mod orphans;
+pub mod provisioner;
 pub mod splitter;

@@ -1,0 +1,1 @@
+//! VolumeAttachments on a real API server.

@@ -1,0 +1,1 @@
+//! CSIStorageCapacity on a real API server.

@@ -1,0 +1,1 @@
+//! Leader election on a real API server.

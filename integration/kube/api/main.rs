@@ -1,0 +1,10 @@
+//! Tests against a real API server, without kubelets: `integration/kube/run --api-only -- cargo test --test kube_api`.
+
+mod support;
+
+mod attacher;
+mod capacity;
+mod lease;
+mod orphans;
+mod provisioner;
+mod store;

@@ -1,0 +1,1 @@
+//! PersistentVolumeClaims on a real API server.
