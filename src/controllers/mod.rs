@@ -10,4 +10,5 @@ pub mod cluster;
 pub mod lease;
 pub mod orphans;
 pub mod provisioner;
+mod queue;
 pub mod splitter;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt};
 
-use super::queue::backoff;
+use crate::controllers::queue::backoff;
 use crate::store::object::{Branch, Object, StorageNode, VolumeSplit};
 use crate::store::{Event, Selector, Store, StoreError};
 

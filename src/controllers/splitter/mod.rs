@@ -16,7 +16,6 @@ mod feed;
 mod figures;
 mod index;
 mod planning;
-mod queue;
 mod status;
 
 #[cfg(test)]
@@ -33,6 +32,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::queue::{Queue, backoff};
 use crate::store::{Store, StoreError};
 use apply::{Applied, Written, apply};
 use decide::{Action, Decision, Room, decide};
@@ -40,7 +40,6 @@ use feed::{Change, feed};
 use figures::count;
 pub use figures::{SplitterCounters, SplitterFigures};
 use index::{Index, PoolKey};
-use queue::{Queue, backoff};
 
 /// Volumes whose writes may be under way at once: a few of the embedded store's batches, and far less than what an API
 /// server accepts from one client.

@@ -1,4 +1,4 @@
-//! Which volumes are to be looked at, and when.
+//! Which objects are to be looked at, and when.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,7 +23,7 @@ pub(super) fn backoff(name: &str, attempt: u32) -> Duration {
     full / 2 + full / 2 * share / 1024
 }
 
-/// Volumes by the time at which they are due; each is in it once, at its earliest time.
+/// Objects by the time at which they are due; each is in it once, at its earliest time.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     due: BTreeSet<(Instant, String)>,
@@ -62,7 +62,7 @@ impl Queue {
         self.failures.remove(name);
     }
 
-    /// Takes a volume that is due.
+    /// Takes an object that is due.
     pub(super) fn pop(&mut self, now: Instant) -> Option<String> {
         if self.next_due()? > now {
             return None;
@@ -72,7 +72,7 @@ impl Queue {
         Some(name)
     }
 
-    /// When the next volume is due.
+    /// When the next object is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
