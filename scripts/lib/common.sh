@@ -50,6 +50,21 @@ need_host_programs() {
         setpriv util-linux setfattr attr curl curl
 }
 
+# What the nodes of a test's Kubernetes cluster run. Their packages must not start services.
+need_kube_programs() {
+    local policy=/usr/sbin/policy-rc.d ours=
+    if ! command -v containerd >/dev/null && [ ! -e "$policy" ]; then
+        ours=1
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+    fi
+    # What needs it ends the script when it cannot: the file must not stay.
+    (need containerd containerd runc runc /usr/lib/cni/bridge containernetworking-plugins busybox busybox-static \
+        ip iproute2 nsenter util-linux mkfs.ext4 e2fsprogs mkfs.xfs xfsprogs) || ours=${ours:+failed}
+    [ -z "$ours" ] || rm -f "$policy"
+    [ "$ours" != failed ] || exit 1
+}
+
 # A C compiler for one dependency, and Rust at the version of rust-toolchain.toml: the distribution's rustup, else rustup's
 # own installer.
 need_rust() {
