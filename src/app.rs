@@ -130,7 +130,7 @@ async fn serve(config: Config) -> Result<(), AppError> {
     let state = config.state_dir.clone();
     let _lock = take_state_directory(&host, &config)?;
     // What others may hold is taken first, so that a second agent fails before it has done anything.
-    let socket = csi::bind(&config.csi_socket)?;
+    let socket = csi::bind(csi::Purpose::Csi, &config.csi_socket)?;
     let listener = match config.http_listen {
         Some(at) => Some(http::bind(at).await?),
         None => None,

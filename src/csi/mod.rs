@@ -13,7 +13,9 @@ mod identity;
 mod node;
 mod parse;
 mod provision;
+pub mod registration;
 mod server;
+mod socket;
 mod status;
 
 /// The protocol, generated from `csi.proto`; also the client that the command line uses.
@@ -32,7 +34,8 @@ use crate::domain::NodeName;
 pub use controller::ControllerService;
 pub use identity::IdentityService;
 pub use node::{NodeService, VolumesOnNode};
-pub use server::{BindError, ServeError, Services, Socket, bind, serve};
+pub use server::{ServeError, Services, serve};
+pub use socket::{BindError, Purpose, Socket, bind};
 
 /// The driver's name.
 pub const DRIVER: &str = "union.csi.union.io";
