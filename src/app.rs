@@ -216,12 +216,9 @@ struct Parts {
 
 impl Parts {
     async fn new(host: &Host, config: &Config, store: Arc<dyn Store>) -> Result<Self, AppError> {
-        let pools = Arc::new(Pools::new(
-            host.clone(),
-            config.node.clone(),
-            config.pools.clone(),
-            config.state_dir.clone(),
-        ));
+        let (node, state) = (config.node.clone(), config.state_dir.clone());
+        let pools = Pools::new(host.clone(), node, config.pools.clone(), state);
+        let pools = Arc::new(pools.with_under(config.pools_under.clone()));
         let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
         let unions = {
             let (host, settings, state) = (host.clone(), config.mergerfs.clone(), config.state_dir.clone());

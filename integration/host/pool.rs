@@ -29,8 +29,16 @@ fn absent(node: &Node, word: &str) {
     assert!(matches!(refused, Err(BranchError::Pool { .. })), "{refused:?}");
 }
 
+/// Unmounts; a thread that asks for the free space, or a child of another test before its exec, may hold it for a moment.
 fn unmount(path: &Path) {
-    run("umount", &[path.to_str().expect("path")]);
+    let path = path.to_str().expect("path");
+    for _ in 0..100 {
+        if std::process::Command::new("umount").args(["-q", path]).status().is_ok_and(|s| s.success()) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    run("umount", &[path]);
 }
 
 fn mount(scratch: &Scratch, name: &str, at: &Path) {
@@ -309,4 +317,70 @@ fn mounted_disks_are_proposed_and_pools_and_branches_are_not() {
     assert!(why(&at).is_some_and(|w| w.contains("branch")), "{:?}", found.skipped);
     assert!(!free.join(MARKER).exists(), "nothing was taken");
     node.branches.ensure_detached(&spec.id, &at, false).expect("detached");
+}
+
+/// Pools below `<scratch>`, as a fresh install has them; the state directory lies there too.
+fn under(scratch: &Scratch) -> Node {
+    use union_csi::domain::NodeName;
+    use union_csi::node::branch::Branches;
+    use union_csi::node::pool::{Pools, PoolsUnder};
+    let name: NodeName = "node-1".parse().expect("a node name");
+    let state = scratch.join("state");
+    std::fs::create_dir_all(&state).expect("state directory");
+    let settings = PoolsUnder {
+        path: scratch.join("pools"),
+        labels: [("tier".to_owned(), "found".to_owned())].into(),
+        reserve: Reserve::Bytes(Bytes::ZERO),
+    };
+    let pools = Pools::new(Host::new(), name, Vec::new(), state).with_under(vec![settings]);
+    let pools = std::sync::Arc::new(pools);
+    Node { branches: Branches::new(Host::new(), pools.clone()), pools }
+}
+
+fn states(node: &Node) -> Vec<(String, PoolState)> {
+    node.pools.measure().into_iter().map(|r| (r.name.to_string(), r.state)).collect()
+}
+
+#[test]
+fn a_disk_that_is_mounted_below_the_directory_becomes_a_pool_by_itself() {
+    let scratch = Scratch::new();
+    let node = under(&scratch);
+    assert!(node.pools.measure().is_empty(), "the directory does not exist yet");
+    let place = scratch.join("pools/one");
+    std::fs::create_dir_all(&place).expect("mount point");
+    assert_eq!(states(&node), [("one".to_owned(), PoolState::Absent)]);
+    absent(&node, "no filesystem is mounted");
+    assert!(!place.join(MARKER).exists(), "nothing is written to the empty mount point");
+
+    disk(&scratch, "one", "ext4", 200);
+    unmount(&scratch.join("one"));
+    mount(&scratch, "one", &place);
+    let report = only(&node);
+    assert_eq!((report.state, report.labels["tier"].as_str()), (PoolState::Ready, "found"));
+    let spec = directory("one", 16);
+    node.branches.ensure_present(&spec, false).expect("made");
+
+    unmount(&place);
+    absent(&node, "not mounted");
+    assert!(!place.join(MARKER).exists(), "nothing is written to the empty mount point");
+    mount(&scratch, "one", &place);
+    assert_eq!(only(&node).promised, Bytes::mib(16), "the branch is counted again");
+}
+
+#[test]
+fn a_link_below_the_directory_is_a_pool_and_what_else_lies_there_is_none() {
+    let scratch = Scratch::new();
+    let disk = disk(&scratch, "big", "ext4", 200);
+    let place = scratch.join("pools");
+    std::fs::create_dir_all(place.join("lost+found")).expect("directory");
+    std::fs::create_dir_all(place.join(".hidden")).expect("directory");
+    std::fs::create_dir_all(place.join("Not_A_Name")).expect("directory");
+    std::fs::write(place.join("file"), "x").expect("file");
+    std::os::unix::fs::symlink(&disk, place.join("linked")).expect("link");
+    std::os::unix::fs::symlink(scratch.join("nowhere"), place.join("loose")).expect("link");
+    let node = under(&scratch);
+    let expected = [("linked".to_owned(), PoolState::Ready), ("loose".to_owned(), PoolState::Absent)];
+    assert_eq!(states(&node), expected);
+    std::fs::remove_file(place.join("linked")).expect("removed");
+    assert_eq!(states(&node), expected[1..], "what is taken away is no pool of this node any more");
 }

@@ -87,6 +87,21 @@ pub const KEYS: &[Key] = &[
         "",
         "UUID that the pool's filesystem must have. A pool on another filesystem is absent and never written to.",
     ),
+    key(
+        "poolsUnder",
+        "[]",
+        "",
+        "Directories in which each mounted filesystem is a pool, named by its mount point, as soon as it is mounted; for \
+         nodes that share one configuration. So is what a symbolic link leads to. A plain directory is reported and not used.",
+    ),
+    key(
+        "poolsUnder[].path",
+        "required",
+        "",
+        "The directory, absolute; may be missing. What is also named under `pools` is as it is said there.",
+    ),
+    key("poolsUnder[].labels.<label>", "none", "", "Labels of all pools below it."),
+    key("poolsUnder[].reserve", "5%", "", "What is kept free on each of them, as for `pools`."),
     key("measureInterval", "5s", "", "How often pools are measured; `1s` to `1h`."),
     key(
         "mergerfs.path",

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::domain::NodeName;
-use crate::node::pool::PoolSettings;
+use crate::node::pool::{PoolSettings, PoolsUnder};
 use crate::node::union::MergerfsSettings;
 
 pub use fault::{Fault, Faults, Origin};
@@ -54,6 +54,8 @@ pub struct Config {
     pub http_host_names: Vec<String>,
     /// Pools of this node.
     pub pools: Vec<PoolSettings>,
+    /// Directories whose mounted disks are pools as well.
+    pub pools_under: Vec<PoolsUnder>,
     /// How often pools are measured. Default 5 s.
     pub measure_interval: Duration,
     /// MergerFS.

@@ -13,7 +13,7 @@ use crate::domain::policy;
 use crate::domain::pool::Reserve;
 use crate::domain::spelling;
 use crate::domain::{NodeName, PoolName};
-use crate::node::pool::PoolSettings;
+use crate::node::pool::{PoolSettings, PoolsUnder};
 use crate::node::union::MergerfsSettings;
 
 /// Below these a volume may be mounted unless told otherwise: where the kubelet mounts, and where people do.
@@ -113,6 +113,7 @@ impl Reader<'_> {
             http_listen,
             http_host_names: self.host_names(http),
             pools: self.pools(root, &over.pools, &state_dir),
+            pools_under: self.pools_under(root, &state_dir),
             state_dir,
             measure_interval: self.duration(root, "measureInterval", "measureInterval", 5, MEASURE_BOUNDS),
             mergerfs: MergerfsSettings {
@@ -222,6 +223,34 @@ impl Reader<'_> {
         let media = self.parsed(media, None, |text| scalar::media(text).map(Some));
         let uuid = self.parsed(uuid, None, |text| scalar::uuid(text).map(Some));
         Some(PoolSettings { name: name?, path: path?, labels, reserve, media, uuid })
+    }
+
+    fn pools_under(&mut self, root: Section<'_>, state_dir: &Path) -> Vec<PoolsUnder> {
+        let mut all: Vec<PoolsUnder> = Vec::new();
+        for (i, node) in self.list(root, "poolsUnder").iter().enumerate() {
+            let at = format!("poolsUnder[{i}]");
+            let before = self.faults.len();
+            let section = self.section(node, "poolsUnder[]", &at);
+            if self.faults.len() > before && section.entries.is_empty() {
+                continue;
+            }
+            let path = self.required(section, "path", &format!("{at}.path"), node.line, scalar::absolute);
+            let reserve = self.text(section, "reserve", &format!("{at}.reserve"));
+            let labels = self.labels(section, "labels", &format!("{at}.labels"));
+            let reserve = self.parsed(reserve, Reserve::Percent(5), scalar::reserve);
+            let Some(path) = path else { continue };
+            let mut fault =
+                |problem: String, remedy| self.fault(self.at(node.line), &at, wrong(problem, remedy));
+            if path.starts_with(state_dir) {
+                let problem = format!("{} lies inside stateDir {}", path.display(), state_dir.display());
+                fault(problem, "keep the agent's state and the pools apart");
+            }
+            if all.iter().any(|other| other.path == path) {
+                fault(format!("{} is listed already", path.display()), "list each directory once");
+            }
+            all.push(PoolsUnder { path, labels, reserve });
+        }
+        all
     }
 
     fn allowed_targets(&mut self, csi: Section<'_>) -> Vec<PathBuf> {
@@ -485,5 +514,9 @@ impl Reader<'_> {
 
 /// The place of a mapping with free keys in the table of keys.
 fn key_path(key: &str) -> &str {
-    if key.starts_with("pools[") { "pools[].labels" } else { key }
+    match key {
+        key if key.starts_with("pools[") => "pools[].labels",
+        key if key.starts_with("poolsUnder[") => "poolsUnder[].labels",
+        key => key,
+    }
 }

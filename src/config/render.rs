@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::Config;
 use crate::domain::duration;
 use crate::domain::pool::Reserve;
-use crate::node::pool::PoolSettings;
+use crate::node::pool::{PoolSettings, PoolsUnder};
 
 /// The configuration as JSON, in the keys of the file.
 #[must_use]
@@ -25,6 +25,7 @@ pub fn json(config: &Config) -> Value {
             "hostNames": config.http_host_names,
         },
         "pools": config.pools.iter().map(pool).collect::<Vec<_>>(),
+        "poolsUnder": config.pools_under.iter().map(under).collect::<Vec<_>>(),
         "measureInterval": duration::format(config.measure_interval),
         "mergerfs": {
             "path": config.mergerfs.path,
@@ -43,11 +44,19 @@ pub fn json(config: &Config) -> Value {
     value
 }
 
-fn pool(pool: &PoolSettings) -> Value {
-    let reserve = match pool.reserve {
+fn reserve(reserve: Reserve) -> String {
+    match reserve {
         Reserve::Percent(percent) => format!("{percent}%"),
         Reserve::Bytes(bytes) => bytes.get().to_string(),
-    };
+    }
+}
+
+fn under(under: &PoolsUnder) -> Value {
+    json!({ "path": under.path, "labels": under.labels, "reserve": reserve(under.reserve) })
+}
+
+fn pool(pool: &PoolSettings) -> Value {
+    let reserve = reserve(pool.reserve);
     let mut value =
         json!({ "name": pool.name, "path": pool.path, "labels": pool.labels, "reserve": reserve });
     if let Some(media) = pool.media {

@@ -43,6 +43,27 @@ fn the_sample_is_valid_and_states_the_defaults() {
 }
 
 #[test]
+fn directories_of_pools_are_read_and_shown_as_they_were_given() {
+    let text = "poolsUnder:\n  - path: /srv/union\n  - path: /srv/bulk\n    reserve: 20Gi\n    labels: {tier: slow}\n";
+    let config = read(text).unwrap();
+    let [first, second] = config.pools_under.as_slice() else { panic!("{:?}", config.pools_under) };
+    assert_eq!((first.path.as_path(), first.reserve), (Path::new("/srv/union"), Reserve::Percent(5)));
+    assert_eq!(second.reserve, Reserve::Bytes(crate::domain::Bytes::gib(20)));
+    assert_eq!(second.labels["tier"], "slow");
+    assert_eq!(read(&yaml_text(&config)), Ok(config));
+
+    let wrong = faults(
+        "poolsUnder:\n  - path: srv\n  - {}\n  - path: /a\n    labels: {t: [x]}\n  - path: /a\n    glob: x\n  - path: \
+         /var/lib/union-csi/p\n",
+    );
+    for part in
+        ["poolsUnder[0].path", "poolsUnder[1].path", "labels.t", "listed already", "glob", "inside stateDir"]
+    {
+        assert!(wrong.contains(part), "{part} in {wrong}");
+    }
+}
+
+#[test]
 fn all_faults_are_told_at_once_with_line_and_remedy() {
     insta::assert_snapshot!(faults(
         r#"nodename: a

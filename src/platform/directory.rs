@@ -45,6 +45,31 @@ impl Host {
             .map_err(fail("readdir"))
     }
 
+    /// The names in the directory, unordered, and what each of them is; `None` where it does not exist. No entry is looked at
+    /// itself: a mount point whose filesystem hangs is told of like any other.
+    ///
+    /// # Errors
+    /// What readdir(3) tells.
+    pub fn directory_entries(&self, path: &Path) -> Result<Option<Vec<(OsString, EntryKind)>>> {
+        let fail =
+            |call| move |source| HostError::Syscall { call, subject: path.display().to_string(), source };
+        let entries = match std::fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(fail("opendir")(e)),
+        };
+        let kind = |entry: &std::fs::DirEntry| match entry.file_type() {
+            Ok(t) if t.is_dir() => EntryKind::Directory,
+            Ok(t) if t.is_symlink() => EntryKind::Link,
+            Ok(_) | Err(_) => EntryKind::Other,
+        };
+        entries
+            .map(|e| e.map(|e| (e.file_name(), kind(&e))))
+            .collect::<io::Result<_>>()
+            .map(Some)
+            .map_err(fail("readdir"))
+    }
+
     /// Device and inode of what is at `path` itself, symlinks not followed, and whether it is a directory; `None` where
     /// nothing is.
     ///
@@ -63,6 +88,17 @@ impl Host {
             }
         }
     }
+}
+
+/// What an entry of a directory is (`d_type` in readdir(3)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    /// A directory, or what is mounted there.
+    Directory,
+    /// A symbolic link, not followed.
+    Link,
+    /// Something else.
+    Other,
 }
 
 /// What tells one file from all others, as long as it exists.

@@ -269,7 +269,7 @@ impl Branches {
     }
 
     fn open_pools(&self) -> impl Iterator<Item = OpenPool> {
-        self.pools.settings().iter().filter_map(|s| self.pools.open(&s.name).ok())
+        self.pools.names().unwrap_or_default().into_iter().filter_map(|name| self.pools.open(&name).ok())
     }
 
     fn open(&self, spec: &BranchSpec) -> Result<OpenPool> {

@@ -1,6 +1,6 @@
 //! Which branches the pools hold: in memory, read from the disks when a pool appears.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{OpenPool, Pools, Reservation, lock};
@@ -94,8 +94,9 @@ impl Pools {
     }
 
     /// A pool that is absent has no inventory: it is read anew when the pool returns, whatever was done to it meanwhile.
-    pub(super) fn unload(&self, pool: &PoolName) {
-        lock(&self.inventories).remove(pool);
+    pub(super) fn unload_all_but<'a>(&self, present: impl Iterator<Item = &'a PoolName>) {
+        let present: BTreeSet<&PoolName> = present.collect();
+        lock(&self.inventories).retain(|pool, _| present.contains(pool));
     }
 
     /// The branch exists.
@@ -134,7 +135,7 @@ impl Pools {
         let room = allocatable(
             total,
             free,
-            self.reserve_of(pool).saturating_sub(super::upkeep(total)),
+            Self::reserve_of(pool).saturating_sub(super::upkeep(total)),
             load.promised,
             load.occupied,
         );

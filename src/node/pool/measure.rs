@@ -7,36 +7,36 @@ use super::{OpenPool, PoolSettings, Pools};
 use crate::domain::Bytes;
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, Media, PoolReport, PoolState, allocatable};
+use crate::platform::mount::MountTable;
 
 impl Pools {
     /// What the pools are and have now, in the order of the configuration. Takes a few system calls for each pool and one
-    /// for each branch, and never longer than the bound for each pool that does not answer.
+    /// for each branch, and never longer than the bound for each pool that does not answer. Where the mount table cannot be
+    /// read, pools that are not configured by name are left out.
     #[must_use]
     pub fn measure(&self) -> Vec<PoolReport> {
         let filesystems = self.image_filesystems();
-        let mounts = self.host.mounts();
-        let opened: Vec<(&PoolSettings, Result<OpenPool, String>)> = self
-            .settings
-            .iter()
-            .map(|settings| {
-                let pool = match &mounts {
-                    Ok(mounts) => self.open_one(settings, mounts),
-                    Err(e) => Err(e.to_string()),
-                };
-                if pool.is_err() {
-                    self.unload(&settings.name);
-                }
-                (settings, pool)
-            })
-            .collect();
+        let opened = match self.host.mounts() {
+            Ok(mounts) => self.open_all(&mounts),
+            Err(e) => self.settings.iter().map(|s| (s.clone(), Err(e.to_string()))).collect(),
+        };
+        self.unload_all_but(opened.iter().filter(|(_, pool)| pool.is_ok()).map(|(s, _)| &s.name));
         // Only now, because a device's load is the sum over all pools that lie on it.
         opened
             .into_iter()
             .map(|(settings, pool)| match pool {
-                Ok(pool) => self.report(settings, &pool, &filesystems),
-                Err(reason) => absent(settings, reason),
+                Ok(pool) => self.report(&settings, &pool, &filesystems),
+                Err(reason) => absent(&settings, reason),
             })
             .collect()
+    }
+
+    fn open_all(&self, mounts: &MountTable) -> Vec<(PoolSettings, Result<OpenPool, String>)> {
+        let open = |listed: super::Listed| {
+            let pool = self.open_one(&listed, mounts);
+            (listed.settings, pool)
+        };
+        self.listed(mounts).into_iter().map(open).collect()
     }
 
     fn report(&self, settings: &PoolSettings, pool: &OpenPool, filesystems: &[FsType]) -> PoolReport {
@@ -50,7 +50,7 @@ impl Pools {
         let promised = before.promised.max(after.promised);
         let occupied = before.occupied.min(after.occupied);
         let (total, free) = (Bytes::new(space.total), Bytes::new(space.available));
-        let reserve = self.reserve_of(pool);
+        let reserve = Self::reserve_of(pool);
         let read_only = pool.read_only;
         let room =
             if read_only { Bytes::ZERO } else { allocatable(total, free, reserve, promised, occupied) };

@@ -3,14 +3,16 @@
 //! A pool is opened ([`Pools::open`]) before each use: its directory must answer, and be recognised as the pool by
 //! filesystem UUID and marker ([`marker`]). What the pools have is measured from the kernel ([`Pools::measure`]); only
 //! the list of branches is kept in memory (`inventory`), read once when a pool appears and changed with each branch
-//! that is made or removed, so that a measurement walks no directory.
+//! that is made or removed, so that a measurement walks no directory. Pools are configured one by one, or found below a
+//! directory ([`PoolsUnder`]).
 
 pub mod discover;
 mod inventory;
 pub mod marker;
 mod measure;
+mod under;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,7 +26,9 @@ use crate::platform::{Host, HostError};
 
 use inventory::Inventory;
 pub(super) use inventory::{Known, Refused, occupied};
-use marker::{Sighting, Verdict};
+use marker::{Found, Sighting, Verdict};
+use under::Listed;
+pub use under::PoolsUnder;
 
 /// The directory of branches in a pool.
 pub const BRANCHES: &str = "branches";
@@ -77,6 +81,8 @@ pub struct OpenPool {
     pub enforcement_message: String,
     /// Its space.
     pub space: Space,
+    /// What is to be kept free on it.
+    pub reserve: Reserve,
 }
 
 impl OpenPool {
@@ -125,6 +131,9 @@ pub struct Pools {
     host: Host,
     node: NodeName,
     settings: Vec<PoolSettings>,
+    under: Vec<PoolsUnder>,
+    /// Entries below `under` that the log told of.
+    warned: Mutex<BTreeSet<PathBuf>>,
     state_dir: PathBuf,
     inventories: Mutex<HashMap<PoolName, Inventory>>,
     /// One for each device, held while a branch is admitted.
@@ -140,6 +149,8 @@ impl Pools {
             host,
             node,
             settings,
+            under: Vec::new(),
+            warned: Mutex::default(),
             state_dir,
             inventories: Mutex::default(),
             admissions: Mutex::default(),
@@ -147,10 +158,19 @@ impl Pools {
         }
     }
 
-    /// As configured.
+    /// The pools that are configured by name.
     #[must_use]
     pub fn settings(&self) -> &[PoolSettings] {
         &self.settings
+    }
+
+    /// The names of the pools that this node has now, usable or not.
+    ///
+    /// # Errors
+    /// The mount table cannot be read.
+    pub fn names(&self) -> crate::platform::Result<Vec<PoolName>> {
+        let mounts = self.host.mounts()?;
+        Ok(self.listed(&mounts).into_iter().map(|l| l.settings.name).collect())
     }
 
     /// Opens a pool: it answers and is recognised. At first use it is marked.
@@ -158,14 +178,15 @@ impl Pools {
     /// # Errors
     /// Why it cannot be used, and what to do; a sentence.
     pub fn open(&self, name: &PoolName) -> Result<OpenPool, String> {
-        let Some(settings) = self.settings.iter().find(|s| s.name == *name) else {
+        let mounts = self.host.mounts().map_err(|e| e.to_string())?;
+        let Some(listed) = self.listed(&mounts).into_iter().find(|l| l.settings.name == *name) else {
             return Err(format!("this node has no pool {name} in its configuration"));
         };
-        let mounts = self.host.mounts().map_err(|e| e.to_string())?;
-        self.open_one(settings, &mounts)
+        self.open_one(&listed, &mounts)
     }
 
-    fn open_one(&self, settings: &PoolSettings, mounts: &MountTable) -> Result<OpenPool, String> {
+    fn open_one(&self, listed: &Listed, mounts: &MountTable) -> Result<OpenPool, String> {
+        let settings = &listed.settings;
         let path = &settings.path;
         // The first question, because it alone has a bound: a disk that hangs holds nothing else up.
         let space = match self.host.space(path, ANSWER_BOUND) {
@@ -196,6 +217,9 @@ impl Pools {
                 .is_some_and(|n| !n.is_empty()),
             read_only: space.read_only,
         };
+        if listed.plain && seen.record == Found::Nothing {
+            return Err(under::not_mounted(&settings.path));
+        }
         match marker::judge(settings, &self.node, &seen) {
             Verdict::Absent(reason) => return Err(reason),
             Verdict::Recognised => {}
@@ -220,6 +244,7 @@ impl Pools {
             enforcement,
             enforcement_message,
             space,
+            reserve: settings.reserve,
             path,
         };
         self.load(&pool).map_err(unusable)?;
@@ -265,10 +290,9 @@ impl Pools {
     }
 
     /// What planners must leave free: what the administrator says, but never less than [`upkeep`].
-    fn reserve_of(&self, pool: &OpenPool) -> Bytes {
-        let reserve = self.settings.iter().find(|s| s.name == pool.name).map(|s| s.reserve);
+    fn reserve_of(pool: &OpenPool) -> Bytes {
         let total = Bytes::new(pool.space.total);
-        reserve_bytes(reserve.unwrap_or(Reserve::Percent(100)), total).max(upkeep(total))
+        reserve_bytes(pool.reserve, total).max(upkeep(total))
     }
 }
 
