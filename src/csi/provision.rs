@@ -12,7 +12,7 @@ use std::time::Duration;
 use snafu::{ResultExt, Snafu};
 use tokio::time::Instant;
 
-use crate::domain::{Bytes, NodeName, VolumeId};
+use crate::domain::{Bytes, VolumeId};
 use crate::store::object::{Meta, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus, condition, pending};
 use crate::store::{Store, StoreError};
 use compare::compatible;
@@ -261,16 +261,6 @@ pub(super) fn is_ready(split: &VolumeSplit) -> bool {
 pub(super) fn capacity(split: &VolumeSplit) -> Bytes {
     let planned = split.spec.branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.usable));
     planned.max(split.spec.capacity)
-}
-
-/// Nodes that a volume can be used on: those that hold all of its branches, because no branch can be reached from
-/// another node yet.
-pub(super) fn accessible_nodes(split: &VolumeSplit) -> Vec<NodeName> {
-    let Some(first) = split.spec.branches.first() else {
-        return Vec::new();
-    };
-    let all_here = split.spec.branches.iter().all(|b| b.node == first.node);
-    if all_here { vec![first.node.clone()] } else { Vec::new() }
 }
 
 fn no_room(split: &VolumeSplit) -> ProvisionError {

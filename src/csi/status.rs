@@ -16,6 +16,7 @@ use super::parse::InvalidRequest;
 use super::provision::ProvisionError;
 use crate::node::volume::VolumeError;
 use crate::store::StoreError;
+use crate::store::attach::AttachRefused;
 
 /// An error that a caller is told.
 pub(super) trait Coded: Display {
@@ -78,6 +79,18 @@ impl Coded for ProvisionError {
     }
 }
 
+impl Coded for AttachRefused {
+    fn code(&self) -> Code {
+        match self {
+            Self::Changing { .. } => Code::Aborted,
+            Self::Differently { .. } => Code::AlreadyExists,
+            Self::Elsewhere { .. } | Self::Unreachable { .. } | Self::Unsupported { .. } => {
+                Code::FailedPrecondition
+            }
+        }
+    }
+}
+
 impl Coded for ControllerError {
     fn code(&self) -> Code {
         match self {
@@ -86,12 +99,9 @@ impl Coded for ControllerError {
             Self::Provision { source } => source.code(),
             Self::Store { source } => source.code(),
             Self::UnknownVolume { .. } | Self::UnknownNode { .. } => Code::NotFound,
-            Self::AttachedDifferently { .. } => Code::AlreadyExists,
-            Self::AttachedElsewhere { .. } | Self::Unreachable { .. } | Self::Unsupported { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::Attach { source } => source.code(),
             Self::NodeFull { .. } => Code::ResourceExhausted,
-            Self::Busy { .. } | Self::Token { .. } => Code::Aborted,
+            Self::Token { .. } => Code::Aborted,
         }
     }
 }

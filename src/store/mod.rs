@@ -14,6 +14,7 @@
 //! - a watch begins with the objects as they are, then reports every later state at least once in order, deletions
 //!   included; fast changes of one object may be reported as its latest state only.
 
+pub mod attach;
 #[doc(hidden)]
 pub mod contract;
 pub mod local;

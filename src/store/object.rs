@@ -228,6 +228,9 @@ pub struct Attachment {
     /// Whether it was attached read-only.
     #[serde(default)]
     pub read_only: bool,
+    /// The VolumeAttachment that asked for it, which it goes with; absent: it was asked for over the CSI socket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_attachment: Option<String>,
 }
 
 /// How a volume stands.

@@ -41,6 +41,17 @@ pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Ve
     pools.iter().map(view).collect()
 }
 
+/// Nodes that a volume can be used on: those that hold all of its branches, because no branch can be reached from
+/// another node yet.
+#[must_use]
+pub fn accessible_nodes(split: &VolumeSplit) -> Vec<NodeName> {
+    let Some(first) = split.spec.branches.first() else {
+        return Vec::new();
+    };
+    let all_here = split.spec.branches.iter().all(|b| b.node == first.node);
+    if all_here { vec![first.node.clone()] } else { Vec::new() }
+}
+
 type Promised<'a> = BTreeMap<(&'a NodeName, &'a PoolName), Bytes>;
 
 fn promised<'a>(splits: &'a [VolumeSplit], branches: &'a [Branch]) -> Promised<'a> {

@@ -341,6 +341,7 @@ mod tests {
             node: "n1".parse().unwrap(),
             access_mode: crate::domain::volume::AccessMode::SingleNodeWriter,
             read_only: false,
+            volume_attachment: None,
         }];
         assert_eq!(decided(&split, &refs), []);
         assert_eq!(decided(&split, &[]), []);

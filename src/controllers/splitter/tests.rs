@@ -285,6 +285,7 @@ async fn a_volume_is_kept_while_it_is_attached() {
         node: "n1".parse().unwrap(),
         access_mode: AccessMode::SingleNodeWriter,
         read_only: false,
+        volume_attachment: None,
     }];
     bench.store.splits().update(split).await.unwrap();
     bench.delete("v").await;

@@ -21,6 +21,7 @@ use super::provision::{ProvisionError, Provisioner};
 use super::status::reply;
 use super::{Settings, proto};
 use crate::domain::{InvalidId, NodeName, VolumeId};
+use crate::store::attach::{AttachRefused, Detach};
 use crate::store::object::{Attachment, VolumeSplit};
 use crate::store::{Store, StoreError};
 
@@ -63,46 +64,11 @@ pub enum ControllerError {
         /// As the caller named it.
         node: String,
     },
-    /// The volume is attached to that node in another way.
-    #[snafu(display("volume {volume} is attached to node {node} already, {how}: detach it first"))]
-    AttachedDifferently {
-        /// The volume.
-        volume: VolumeId,
-        /// The node.
-        node: NodeName,
-        /// In which way.
-        how: String,
-    },
-    /// Another node has the volume.
-    #[snafu(display(
-        "volume {volume} is attached to node {node}, and its access mode allows one node at a time"
-    ))]
-    AttachedElsewhere {
-        /// The volume.
-        volume: VolumeId,
-        /// The other node.
-        node: NodeName,
-    },
-    /// The node cannot reach the volume's branches.
-    #[snafu(display(
-        "volume {volume} cannot be used on node {node}: its branches lie on {holders}, and the network transports are \
-         not in this version"
-    ))]
-    Unreachable {
-        /// The volume.
-        volume: VolumeId,
-        /// The node.
-        node: NodeName,
-        /// Where its branches lie.
-        holders: String,
-    },
-    /// The volume was made for other uses.
-    #[snafu(display("volume {volume} cannot be used so: {reason}"))]
-    Unsupported {
-        /// The volume.
-        volume: VolumeId,
+    /// The volume cannot be attached so.
+    #[snafu(display("{source}"), context(false))]
+    Attach {
         /// Why.
-        reason: String,
+        source: AttachRefused,
     },
     /// The node has as many volumes as it may.
     #[snafu(display(
@@ -113,14 +79,6 @@ pub enum ControllerError {
         node: NodeName,
         /// Its limit.
         limit: u32,
-    },
-    /// Others keep changing the volume, or it is not complete yet.
-    #[snafu(display("volume {volume} is being changed: {reason}; try again"))]
-    Busy {
-        /// The volume.
-        volume: VolumeId,
-        /// By what.
-        reason: String,
     },
     /// A page of a list does not exist.
     #[snafu(display("starting_token {token:?} is none that this program gave: list from the beginning"))]
@@ -187,6 +145,7 @@ impl ControllerService {
             node: node.parse().map_err(unknown_node)?,
             access_mode: capability.mode,
             read_only: request.readonly,
+            volume_attachment: None,
         };
         self.attach(&volume, &wanted, capability.volume_mode()).await?;
         Ok(proto::ControllerPublishVolumeResponse::default())
@@ -197,8 +156,8 @@ impl ControllerService {
         request: &proto::ControllerUnpublishVolumeRequest,
     ) -> Result<proto::ControllerUnpublishVolumeResponse, ControllerError> {
         let node = match request.node_id.as_str() {
-            "" => attach::Detach::AllNodes,
-            name => name.parse().map_or(attach::Detach::Nowhere, attach::Detach::Node),
+            "" => Detach::AllNodes,
+            name => name.parse().map_or(Detach::Nowhere, Detach::Node),
         };
         if let Some(volume) = parse::volume_id(&request.volume_id)? {
             let _guard = self.guards.enter(&volume)?;

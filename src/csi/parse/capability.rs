@@ -85,18 +85,6 @@ pub(in crate::csi) fn capabilities(
     Ok(all)
 }
 
-/// Whether a volume that was granted `granted` may be used in `wanted` mode.
-///
-/// A volume that one node may write serves every other single-node mode as well: orchestrators name the same intent by
-/// the older `SINGLE_NODE_WRITER` or the newer `SINGLE_NODE_SINGLE_WRITER` and `SINGLE_NODE_MULTI_WRITER`, depending on
-/// which of their parts asks. Reading on one node is in every grant.
-pub(in crate::csi) fn serves(granted: &[AccessMode], wanted: AccessMode) -> bool {
-    let writable_on_one = |m: &AccessMode| !m.reader_only();
-    granted.contains(&wanted)
-        || (wanted == AccessMode::SingleNodeReaderOnly && !granted.is_empty())
-        || (!wanted.multi_node() && granted.iter().any(writable_on_one))
-}
-
 fn access_mode(given: Option<&proto::volume_capability::AccessMode>) -> Result<AccessMode, InvalidRequest> {
     const FIELD: &str = "volume_capability.access_mode";
     let number = given.ok_or_else(|| InvalidRequest::new(FIELD, "is required"))?.mode;

@@ -12,11 +12,12 @@ use std::time::Duration;
 use snafu::Snafu;
 use tonic::metadata::MetadataMap;
 
-pub(super) use capability::{Capability, capabilities, capability, serves};
+pub(super) use capability::{Capability, capabilities, capability};
 pub(super) use create::{TOPOLOGY_KEY, create_volume, node_of_topology, policy};
 pub(super) use inline::{Inline, inline};
 
 use crate::domain::VolumeId;
+pub(super) use crate::domain::volume::serves;
 
 /// A field of a request is not as it must be.
 #[derive(Clone, Debug, PartialEq, Eq, Snafu)]

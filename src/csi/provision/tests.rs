@@ -3,6 +3,7 @@ use super::*;
 use crate::csi::tests::fixture::{Cluster, NODE, ROOM, bind, node, plan, plan_on};
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::store::object::Attachment;
+use crate::store::view::accessible_nodes;
 
 fn wanted(name: &str) -> VolumeSplitSpec {
     VolumeSplitSpec {
@@ -154,6 +155,7 @@ async fn an_attached_volume_is_not_deleted() {
                 node: node(NODE),
                 access_mode: AccessMode::SingleNodeWriter,
                 read_only: false,
+                volume_attachment: None,
             }];
         })
         .await;

@@ -115,23 +115,23 @@ fn attaching_is_refused_in_a_way_that_says_what_must_change() {
         (ControllerError::Store { source: down() }, Next::Repeats),
         (ControllerError::UnknownVolume { volume: text() }, Next::Forgets),
         (ControllerError::UnknownNode { node: text() }, Next::Forgets),
-        (
-            ControllerError::AttachedDifferently { volume: volume.clone(), node: node.clone(), how: text() },
-            Next::Corrects,
-        ),
-        (
-            ControllerError::AttachedElsewhere { volume: volume.clone(), node: node.clone() },
-            Next::ChangesTheState,
-        ),
-        (
-            ControllerError::Unreachable { volume: volume.clone(), node: node.clone(), holders: text() },
-            Next::ChangesTheState,
-        ),
-        (ControllerError::Unsupported { volume: volume.clone(), reason: text() }, Next::ChangesTheState),
-        (ControllerError::NodeFull { node, limit: 1 }, Next::LooksElsewhere),
-        (ControllerError::Busy { volume, reason: text() }, Next::Repeats),
+        (ControllerError::NodeFull { node: node.clone(), limit: 1 }, Next::LooksElsewhere),
     ];
     for (error, expected) in cases {
+        assert_eq!(next(&error), expected, "{error}");
+    }
+    let refused = [
+        (
+            AttachRefused::Differently { volume: volume.clone(), node: node.clone(), how: text() },
+            Next::Corrects,
+        ),
+        (AttachRefused::Elsewhere { volume: volume.clone(), node: node.clone() }, Next::ChangesTheState),
+        (AttachRefused::Unreachable { volume: volume.clone(), node, holders: text() }, Next::ChangesTheState),
+        (AttachRefused::Unsupported { volume: volume.clone(), reason: text() }, Next::ChangesTheState),
+        (AttachRefused::Changing { volume, reason: text() }, Next::Repeats),
+    ];
+    for (source, expected) in refused {
+        let error = ControllerError::Attach { source };
         assert_eq!(next(&error), expected, "{error}");
     }
     let token = ControllerError::Token { token: text() };

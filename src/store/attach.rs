@@ -1,0 +1,178 @@
+//! Which nodes a volume is attached to: decisions on its object, and the one write that each leads to.
+//!
+//! The CSI service and, in Kubernetes, the attacher decide by the same rules. A volume's list of attachments keeps it from
+//! being deleted and from being given to a second node where its access mode allows one.
+
+use std::time::Duration;
+
+use snafu::Snafu;
+
+use super::object::{Attachment, VolumeSplit};
+use super::view::accessible_nodes;
+use super::{Collection, StoreError};
+use crate::domain::volume::{VolumeMode, serves};
+use crate::domain::{NodeName, VolumeId};
+
+/// How often a write is decided again when another came first. Only the splitter, and another leader for a moment, write
+/// the same object, a few times in its life; more than this means that something is wrong.
+const ATTEMPTS: u32 = 8;
+
+/// The first pause between two attempts; doubled each time, so that all of them end within 2 seconds.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A volume cannot be attached so.
+#[derive(Clone, Debug, PartialEq, Eq, Snafu)]
+#[snafu(visibility(pub(crate)))]
+pub enum AttachRefused {
+    /// It changes, or is not complete yet.
+    #[snafu(display("volume {volume} is being changed: {reason}; try again"))]
+    Changing {
+        /// The volume.
+        volume: VolumeId,
+        /// How.
+        reason: String,
+    },
+    /// It was made for other uses.
+    #[snafu(display("volume {volume} cannot be used so: {reason}"))]
+    Unsupported {
+        /// The volume.
+        volume: VolumeId,
+        /// Why.
+        reason: String,
+    },
+    /// It is attached to that node in another way.
+    #[snafu(display("volume {volume} is attached to node {node} already, {how}: detach it first"))]
+    Differently {
+        /// The volume.
+        volume: VolumeId,
+        /// The node.
+        node: NodeName,
+        /// In which way.
+        how: String,
+    },
+    /// Another node has it.
+    #[snafu(display(
+        "volume {volume} is attached to node {node}, and its access mode allows one node at a time"
+    ))]
+    Elsewhere {
+        /// The volume.
+        volume: VolumeId,
+        /// The other node.
+        node: NodeName,
+    },
+    /// The node cannot reach its branches.
+    #[snafu(display(
+        "volume {volume} cannot be used on node {node}: its branches lie on {holders}, and the network transports are \
+         not in this version"
+    ))]
+    Unreachable {
+        /// The volume.
+        volume: VolumeId,
+        /// The node.
+        node: NodeName,
+        /// Where its branches lie.
+        holders: String,
+    },
+}
+
+/// Where a volume is to be detached from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detach {
+    /// One node, whoever attached it there.
+    Node(NodeName),
+    /// All of them.
+    AllNodes,
+    /// Where this VolumeAttachment had it attached.
+    AskedBy(String),
+    /// A node that cannot exist.
+    Nowhere,
+}
+
+/// The volume attached as wanted; `None` where it is so already, whoever asked for that.
+///
+/// # Errors
+/// Why it cannot be attached so.
+pub fn attached(
+    split: &VolumeSplit,
+    wanted: &Attachment,
+    mode: VolumeMode,
+) -> Result<Option<VolumeSplit>, AttachRefused> {
+    let volume = split.spec.volume.clone();
+    if split.meta.deleting.is_some() {
+        return ChangingSnafu { volume, reason: "it is being deleted" }.fail();
+    }
+    if split.spec.branches.is_empty() {
+        return ChangingSnafu { volume, reason: "its branches are not planned yet" }.fail();
+    }
+    if mode != split.spec.volume_mode {
+        return UnsupportedSnafu { volume, reason: format!("it is of mode {:?}", split.spec.volume_mode) }
+            .fail();
+    }
+    if !serves(&split.spec.access_modes, wanted.access_mode) {
+        let reason = format!("it was made for {:?}", split.spec.access_modes);
+        return UnsupportedSnafu { volume, reason }.fail();
+    }
+    if let Some(there) = split.spec.attached.iter().find(|a| a.node == wanted.node) {
+        if (there.access_mode, there.read_only) == (wanted.access_mode, wanted.read_only) {
+            return Ok(None);
+        }
+        let how = format!("{:?}{}", there.access_mode, if there.read_only { ", read-only" } else { "" });
+        return DifferentlySnafu { volume, node: wanted.node.clone(), how }.fail();
+    }
+    let exclusive = |a: &&Attachment| !(a.access_mode.multi_node() && wanted.access_mode.multi_node());
+    if let Some(other) = split.spec.attached.iter().find(exclusive) {
+        return ElsewhereSnafu { volume, node: other.node.clone() }.fail();
+    }
+    if !accessible_nodes(split).contains(&wanted.node) {
+        let mut holders: Vec<&str> = split.spec.branches.iter().map(|b| b.node.as_str()).collect();
+        holders.sort_unstable();
+        holders.dedup();
+        return UnreachableSnafu { volume, node: wanted.node.clone(), holders: holders.join(", ") }.fail();
+    }
+    let mut changed = split.clone();
+    changed.spec.attached.push(wanted.clone());
+    Ok(Some(changed))
+}
+
+/// The volume detached; `None` where it is so already.
+#[must_use]
+pub fn detached(split: &VolumeSplit, from: &Detach) -> Option<VolumeSplit> {
+    let mut changed = split.clone();
+    match from {
+        Detach::Node(node) => changed.spec.attached.retain(|a| a.node != *node),
+        Detach::AllNodes => changed.spec.attached.clear(),
+        Detach::AskedBy(name) => {
+            changed.spec.attached.retain(|a| a.volume_attachment.as_deref() != Some(name));
+        }
+        Detach::Nowhere => {}
+    }
+    (changed.spec.attached.len() != split.spec.attached.len()).then_some(changed)
+}
+
+/// Decides on the newest state of the volume and writes the result, until no other write comes between. `None` decides that
+/// nothing is to be written.
+///
+/// # Errors
+/// What `decide` refuses; [`StoreError::Conflict`] where others keep writing; what the store answers else.
+pub async fn change<E: From<StoreError>>(
+    splits: &dyn Collection<VolumeSplit>,
+    volume: &VolumeId,
+    decide: impl Fn(Option<VolumeSplit>) -> Result<Option<VolumeSplit>, E>,
+) -> Result<(), E> {
+    for attempt in 0..ATTEMPTS {
+        let Some(changed) = decide(splits.get(volume.as_str()).await?)? else {
+            return Ok(());
+        };
+        match splits.update(changed).await {
+            Ok(_) => return Ok(()),
+            Err(StoreError::Conflict { .. } | StoreError::Missing { .. }) => {
+                tokio::time::sleep(PAUSE * 2_u32.pow(attempt)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Err(StoreError::Conflict { kind: "VolumeSplit", name: volume.to_string() }.into())
+}
+
+#[cfg(test)]
+mod tests;
