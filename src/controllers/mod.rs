@@ -9,6 +9,7 @@ pub mod capacity;
 pub mod cluster;
 pub mod lease;
 pub mod orphans;
+pub mod permissions;
 pub mod provisioner;
 mod queue;
 pub mod splitter;
