@@ -23,3 +23,23 @@ pub struct Cluster {
     /// The right to write: asked before each write.
     pub claim: Claim,
 }
+
+/// Why a request failed, for people: the server's words where it said anything, else all causes.
+#[must_use]
+pub fn said(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => {
+            let mut text = other.to_string();
+            let mut cause = std::error::Error::source(other);
+            while let Some(source) = cause {
+                let more = source.to_string();
+                if !text.contains(&more) {
+                    text = format!("{text}: {more}");
+                }
+                cause = source.source();
+            }
+            text
+        }
+    }
+}

@@ -7,9 +7,13 @@
 pub mod attacher;
 pub mod capacity;
 pub mod cluster;
+#[allow(dead_code, reason = "used by the provisioner, which comes next")]
+mod events;
 pub mod lease;
 pub mod orphans;
 pub mod permissions;
 pub mod provisioner;
 mod queue;
 pub mod splitter;
+#[allow(dead_code, reason = "used by the provisioner, which comes next")]
+mod watch;

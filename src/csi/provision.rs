@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use crate::domain::{Bytes, VolumeId};
 use crate::store::object::{Meta, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus, condition, pending};
+use crate::store::view::is_ready;
 use crate::store::{Store, StoreError};
 use compare::compatible;
 use watch::States;
@@ -249,18 +250,6 @@ fn settled(split: &VolumeSplit) -> Option<Settled> {
     // Infeasible is told only of a volume that was never complete, so nobody ever had it and nothing is lost with it: also
     // where some of its branches exist, because a node refused others.
     (infeasible && split.spec.attached.is_empty()).then(|| Settled::Infeasible(Box::new(split.clone())))
-}
-
-/// Whether all branches of the volume exist.
-pub(super) fn is_ready(split: &VolumeSplit) -> bool {
-    condition(&split.status.conditions, "Ready").is_some_and(|c| c.status)
-}
-
-/// Usable bytes of the volume: those of its plan. While the plan is not whole, what it will have at least; while a branch
-/// is lost, still what it has when it is complete.
-pub(super) fn capacity(split: &VolumeSplit) -> Bytes {
-    let planned = split.spec.branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.usable));
-    planned.max(split.spec.capacity)
 }
 
 fn no_room(split: &VolumeSplit) -> ProvisionError {

@@ -1,8 +1,8 @@
-//! What the objects in the store say together; pure functions on lists of them.
+//! What the objects in the store say, alone and together; pure functions on them.
 
 use std::collections::BTreeMap;
 
-use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit};
+use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condition};
 use crate::domain::pool::{PoolReport, PoolView, allocatable};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName};
 
@@ -39,6 +39,20 @@ pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Ve
         PoolView { node: node.spec.node.clone(), node_labels: node.status.labels.clone(), pool }
     };
     pools.iter().map(view).collect()
+}
+
+/// Whether all branches of the volume exist.
+#[must_use]
+pub fn is_ready(split: &VolumeSplit) -> bool {
+    condition(&split.status.conditions, "Ready").is_some_and(|c| c.status)
+}
+
+/// Usable bytes of the volume: those of its plan. While the plan is not whole, what it will have at least; while a branch
+/// is lost, still what it has when it is complete.
+#[must_use]
+pub fn capacity(split: &VolumeSplit) -> Bytes {
+    let planned = split.spec.branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.usable));
+    planned.max(split.spec.capacity)
 }
 
 /// Nodes that a volume can be used on: those that hold all of its branches, because no branch can be reached from

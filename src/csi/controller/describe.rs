@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 
 use super::{ControllerError, ControllerService};
-use crate::csi::provision::{capacity, is_ready};
 use crate::csi::{parse, proto, signed};
 use crate::domain::policy::Policy;
 use crate::domain::{NodeName, VolumeId};
 use crate::store::Selector;
 use crate::store::object::{self, VolumeSplit};
-use crate::store::view::accessible_nodes;
+use crate::store::view::{accessible_nodes, capacity, is_ready};
 
 /// Before the name of the last volume of a page, in the token of the next. A token that was not given by us is told from
 /// one that was by it.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::{Capability, InvalidRequest, capabilities, required};
 use crate::csi::proto;
-use crate::domain::policy::{FormatChoice, Policy};
+use crate::domain::policy::{CLAIM_KEYS, Policy};
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::store::object::VolumeSplitSpec;
@@ -17,10 +17,6 @@ pub(in crate::csi) const MAX_REQUEST_NAME: usize = 128;
 
 /// The topology segment that names a node.
 pub(in crate::csi) const TOPOLOGY_KEY: &str = "topology.union.csi.union.io/node";
-
-/// What the official provisioner adds about the claim when it is told to; nothing here depends on it.
-const CLAIM_KEYS: [&str; 3] =
-    ["csi.storage.k8s.io/pvc/name", "csi.storage.k8s.io/pvc/namespace", "csi.storage.k8s.io/pv/name"];
 
 /// Parameters that name the filesystem: ours, and the one that Kubernetes reserves for it.
 const FS_TYPE: &str = "fsType";
@@ -148,22 +144,10 @@ pub(super) fn parameters(
 /// A block volume is one image: there is no way yet to join several into one device.
 fn volume_mode(capabilities: &[Capability], policy: &Policy) -> Result<VolumeMode, InvalidRequest> {
     let mode = capabilities.first().map(Capability::volume_mode).unwrap_or_default();
-    if mode == VolumeMode::Block && policy.min_branches > 1 {
-        return Err(InvalidRequest::new(
-            "volume_capabilities",
-            format!(
-                "block access needs a volume of one branch, and minBranches is {}: use a class with minBranches 1",
-                policy.min_branches
-            ),
-        ));
+    match policy.block_refusal().filter(|_| mode == VolumeMode::Block) {
+        Some(reason) => Err(InvalidRequest::new("volume_capabilities", reason)),
+        None => Ok(mode),
     }
-    if mode == VolumeMode::Block && policy.format == FormatChoice::Directory {
-        return Err(InvalidRequest::new(
-            "volume_capabilities",
-            "block access needs an image, and branchFormat is directory: use a class with branchFormat image",
-        ));
-    }
-    Ok(mode)
 }
 
 /// The node that will use the volume, where that is known, and the nodes that it must be usable on (empty: any).

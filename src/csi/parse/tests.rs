@@ -220,25 +220,6 @@ fn the_mount_group_is_a_number() {
     }
 }
 
-#[test]
-fn a_volume_that_one_node_may_write_serves_every_single_node_mode() {
-    use AccessMode::{
-        MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeReaderOnly, SingleNodeSingleWriter,
-        SingleNodeWriter,
-    };
-    for granted in [SingleNodeWriter, SingleNodeSingleWriter, SingleNodeMultiWriter] {
-        for wanted in [SingleNodeWriter, SingleNodeReaderOnly, SingleNodeSingleWriter, SingleNodeMultiWriter]
-        {
-            assert!(serves(&[granted], wanted), "{granted:?} serves {wanted:?}");
-        }
-        assert!(!serves(&[granted], MultiNodeReaderOnly));
-    }
-    assert!(serves(&[MultiNodeReaderOnly], SingleNodeReaderOnly));
-    assert!(!serves(&[MultiNodeReaderOnly], SingleNodeWriter), "a reader's volume is not written");
-    assert!(!serves(&[SingleNodeReaderOnly], SingleNodeWriter), "a reader's volume is not written");
-    assert!(!serves(&[], SingleNodeReaderOnly));
-}
-
 // ---- parameters
 
 #[test]

@@ -1,10 +1,10 @@
 //! Whether two calls of one name ask for the same volume.
 
-use super::{DiffersSnafu, ProvisionError, capacity};
+use super::{DiffersSnafu, ProvisionError};
 use crate::csi::parse;
 use crate::domain::NodeName;
 use crate::store::object::{VolumeSplit, VolumeSplitSpec};
-use crate::store::view::accessible_nodes;
+use crate::store::view::{accessible_nodes, capacity};
 
 /// Whether the volume that exists is what is wanted.
 pub(super) fn compatible(have: &VolumeSplit, want: &VolumeSplitSpec) -> Result<(), ProvisionError> {

@@ -3,7 +3,7 @@ use super::*;
 use crate::csi::tests::fixture::{Cluster, NODE, ROOM, bind, node, plan, plan_on};
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::store::object::Attachment;
-use crate::store::view::accessible_nodes;
+use crate::store::view::{accessible_nodes, capacity};
 
 fn wanted(name: &str) -> VolumeSplitSpec {
     VolumeSplitSpec {

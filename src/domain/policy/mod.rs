@@ -37,6 +37,16 @@ pub const GRAIN: Bytes = Bytes::new(4096);
 /// The default of `branchTimeout`.
 pub const DEFAULT_BRANCH_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Parameter that names the namespace of the claim that a volume was made for.
+pub const CLAIM_NAMESPACE_KEY: &str = "csi.storage.k8s.io/pvc/namespace";
+
+/// Parameter that names the claim that a volume was made for.
+pub const CLAIM_NAME_KEY: &str = "csi.storage.k8s.io/pvc/name";
+
+/// What a provisioner adds about the claim when it is told to
+/// (<https://kubernetes-csi.github.io/docs/external-provisioner.html>); no volume depends on it.
+pub const CLAIM_KEYS: [&str; 3] = [CLAIM_NAME_KEY, CLAIM_NAMESPACE_KEY, "csi.storage.k8s.io/pv/name"];
+
 /// Filesystem inside an image branch.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,
@@ -242,6 +252,21 @@ impl Policy {
     /// Every fault there is, in the order of the keys.
     pub fn parse(given: &BTreeMap<String, String>) -> Result<Self, Vec<ParamError>> {
         parameters::parse(given)
+    }
+
+    /// Why no block volume can be made under this policy; `None` where one can: a block volume is one image, because
+    /// there is no way yet to join several into one device.
+    #[must_use]
+    pub fn block_refusal(&self) -> Option<String> {
+        if self.min_branches > 1 {
+            return Some(format!(
+                "block access needs a volume of one branch, and minBranches is {}: use a class with minBranches 1",
+                self.min_branches
+            ));
+        }
+        (self.format == FormatChoice::Directory).then(|| {
+            "block access needs an image, and branchFormat is directory: use a class with branchFormat image".to_owned()
+        })
     }
 }
 
