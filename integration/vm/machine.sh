@@ -18,6 +18,9 @@ vm_prepare() {
     need qemu-system-x86_64 qemu-system-x86 busybox busybox-static cpio cpio depmod kmod setfacl acl curl curl xfs_io xfsprogs
     need_host_programs
     mkdir -p "$CACHE"
+    # Several may run at the same time.
+    exec 9>"$CACHE/lock"
+    flock 9
     if ! compgen -G "$CACHE/kernel/lib/modules/*/modules.dep" >/dev/null; then
         local package
         rm -rf "$CACHE/kernel" "$CACHE"/*.deb
@@ -28,6 +31,7 @@ vm_prepare() {
         (cd "$CACHE" && apt-get download -qq "$package" 2>/dev/null && dpkg-deb -x "$package"_*.deb kernel && rm -f ./*.deb)
         depmod -b "$CACHE/kernel" "$(basename "$CACHE"/kernel/lib/modules/*)"
     fi
+    exec 9>&-
     RELEASE=$(basename "$CACHE"/kernel/lib/modules/*)
     WORK=$(mktemp -d /tmp/union-csi-vm.XXXXXX)
     QEMU=
