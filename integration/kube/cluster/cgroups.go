@@ -11,6 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// firstGroup holds a node's own processes where groups of version 2 have only groups in them or only processes.
+const firstGroup = "init"
+
 // hierarchy is one mounted hierarchy of control groups: the only one of version 2, or one of version 1 for each controller.
 type hierarchy struct {
 	path, filesystem, options string
@@ -73,11 +76,19 @@ func joinControlGroups(cluster, node string) error {
 				}
 			}
 		}
-		if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0); err != nil {
+		err := joinGroup(group)
+		if errors.Is(err, unix.EBUSY) {
+			err = joinGroup(filepath.Join(group, firstGroup))
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func joinGroup(group string) error {
+	return os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte("0"), 0)
 }
 
 // delegate gives the children of a group of version 2 all the controllers that it has itself.
@@ -96,11 +107,11 @@ func mountControlGroups(all []hierarchy) error {
 			return err
 		}
 		// A group of version 2 that has processes gives its children no controllers.
-		first := filepath.Join(root, "init")
+		first := filepath.Join(root, firstGroup)
 		if err := os.Mkdir(first, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(first, "cgroup.procs"), []byte("0"), 0); err != nil {
+		if err := joinGroup(first); err != nil {
 			return err
 		}
 		delegate(root)

@@ -154,6 +154,10 @@ func enter(o *options, node string, command []string) error {
 		if err != nil {
 			return err
 		}
+		// What runs in a node counts as the node's.
+		if err := joinControlGroups(filepath.Base(o.Dir), node); err != nil {
+			return err
+		}
 		return replace(append([]string{"nsenter", "--target", string(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup", "--"}, command...), environ)
 	}
 	if inside {

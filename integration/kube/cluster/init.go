@@ -25,6 +25,9 @@ func initCluster(dir string) error {
 	if err := privateMounts(); err != nil {
 		return err
 	}
+	if err := dropForeignMounts(); err != nil {
+		return err
+	}
 	if o.Nodes > 0 {
 		if err := unix.Sethostname([]byte("control-plane")); err != nil {
 			return err
@@ -67,7 +70,28 @@ func privateMounts() error {
 	if err := mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
 		return err
 	}
-	return mount("proc", "/proc", "proc", 0, "")
+	return replaceMount("proc", "/proc")
+}
+
+// dropForeignMounts lets go of what others have mounted from files and by FUSE: a copy of a mount keeps its loop device and
+// its filesystem in use, and others wait for theirs to be free.
+func dropForeignMounts() error {
+	text, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		before, after, _ := strings.Cut(line, " - ")
+		left, right := strings.Fields(before), strings.Fields(after)
+		if len(left) < 5 || len(right) < 2 || left[4] == "/" {
+			continue
+		}
+		if strings.HasPrefix(right[1], "/dev/loop") || strings.HasPrefix(right[0], "fuse") && right[0] != "fusectl" {
+			// It may have gone with one that it was below.
+			_ = unix.Unmount(left[4], unix.MNT_DETACH)
+		}
+	}
+	return nil
 }
 
 // live starts the cluster, and runs the command in it or waits for ever.

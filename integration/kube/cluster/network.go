@@ -15,6 +15,7 @@ const (
 	nodeRange      = "10.10.0.%d"
 	nodePrefix     = "/24"
 	gatewayAddress = "10.10.0.1"
+	nameServer     = "10.96.0.10"
 	// Addresses of nodes begin here.
 	firstNode = 10
 	maxNodes  = 50
@@ -42,6 +43,10 @@ func (o *options) controlPlaneNetwork(s *supervisor) error {
 		if err := s.run(step...); err != nil {
 			return err
 		}
+	}
+	// Packets to addresses that nobody has are answered, so that nobody waits.
+	if err := forwardPackets(); err != nil {
+		return err
 	}
 	hosts := filepath.Join(o.Dir, "hosts")
 	if err := os.WriteFile(hosts, []byte(o.hosts()), 0o644); err != nil {
@@ -87,5 +92,7 @@ func (o *options) nodeNetwork(s *supervisor, node string) error {
 			return err
 		}
 	}
-	return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
+	return forwardPackets()
 }
+
+func forwardPackets() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0) }

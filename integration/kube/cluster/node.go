@@ -219,7 +219,7 @@ func (o *options) nodeMounts(s *supervisor, node string) error {
 		}
 		_ = unix.Close(trees[i])
 	}
-	if err := mount("sysfs", "/sys", "sysfs", 0, ""); err != nil {
+	if err := replaceMount("sysfs", "/sys"); err != nil {
 		return err
 	}
 	if err := mountControlGroups(all); err != nil {
@@ -322,12 +322,14 @@ oomScoreAdj: 0
 failSwapOn: false
 maxPods: 200
 clusterDomain: cluster.local
+# Nobody is there: names do not resolve, and pods have no warning about it.
+clusterDNS: ["%s"]
 resolvConf: /etc/resolv.conf
 # The disk is the machine's: how full it is is not the test's affair.
 evictionHard: {"memory.available": "0%%", "nodefs.available": "0%%", "nodefs.inodesFree": "0%%", "imagefs.available": "0%%"}
 imageGCHighThresholdPercent: 100
 registryPullQPS: 0
-`, keys("ca.crt"), keys("kubelet-"+node+".crt"), keys("kubelet-"+node+".key"), containerdSocket),
+`, keys("ca.crt"), keys("kubelet-"+node+".crt"), keys("kubelet-"+node+".key"), containerdSocket, nameServer),
 	} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			return err
