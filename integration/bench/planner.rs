@@ -5,7 +5,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use union_csi::domain::Bytes;
 use union_csi::domain::policy::{Placement, Policy, Strategy};
 use union_csi::domain::pool::PoolView;
-use union_csi::domain::split::{Request, plan};
+use union_csi::domain::split::{Reach, Request, plan};
 use union_csi::domain::volume::VolumeMode;
 
 const POOLS: u64 = 8;
@@ -62,6 +62,7 @@ fn planner(criterion: &mut Criterion) {
                 mode: VolumeMode::Filesystem,
                 consumer: (placement == Placement::PreferLocal).then(|| pools[0].node.clone()),
                 topology: Vec::new(),
+                reach: Reach::AnyNode,
             };
             let policy = Policy { strategy, placement, ..Policy::default() };
             assert!(plan(&request, &policy, &pools).is_ok(), "a refusal is another measurement");

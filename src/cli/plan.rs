@@ -30,6 +30,9 @@ pub(super) struct Args {
     /// Node that will use the volume
     #[arg(long, value_name = "NODE")]
     consumer: Option<String>,
+    /// Whether all branches must be on one node, as volumes are made now, or not, as network transports will allow
+    #[arg(long, value_name = "REACH", value_parser = ["one-node", "any-node"], default_value = "one-node")]
+    reach: String,
     /// Plan for the cluster described in FILE ("-": standard input) instead of asking the agent
     #[arg(long, value_name = "FILE")]
     pools: Option<PathBuf>,
@@ -43,6 +46,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
     let mut pairs = vec![("size".to_owned(), args.size.clone())];
     pairs.extend(args.consumer.iter().map(|node| ("consumer".to_owned(), node.clone())));
+    pairs.push(("reach".to_owned(), args.reach.clone()));
     pairs.extend(super::parameters(&args.params)?);
     let answer: PlanAnswer = match &args.pools {
         Some(file) => crate::http::plan_answer(&pairs, &described(file)?)

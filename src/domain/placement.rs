@@ -9,7 +9,7 @@ use std::fmt;
 use super::NodeName;
 use super::policy::{FormatChoice, FsType, Placement, Policy};
 use super::pool::{Enforcement, Media, PoolReport, PoolState, PoolView};
-use super::split::{BranchFormat, Request};
+use super::split::{BranchFormat, Reach, Request};
 use super::volume::VolumeMode;
 
 /// Why a pool cannot hold a branch of this volume.
@@ -44,9 +44,14 @@ pub enum Rejection<'a> {
     NotConsumer {
         /// The consumer's node.
         consumer: &'a NodeName,
+        /// What binds branches to it.
+        tie: Tie,
     },
     /// Filter `topology`: only the consumer's node may hold branches, and none will run on this one.
-    OutsideTopology,
+    OutsideTopology {
+        /// What binds branches to it.
+        tie: Tie,
+    },
     /// Filter `format`: a directory's size cannot be enforced here, and the class does not accept that.
     NotEnforced {
         /// What its node says about it.
@@ -61,6 +66,24 @@ pub enum Rejection<'a> {
     DirectoryBlock,
 }
 
+/// What binds the branches of a volume to the node that uses it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tie {
+    /// The class: `placement: local`.
+    Placement,
+    /// No transport reaches further: [`Reach::OneNode`].
+    Reach,
+}
+
+impl fmt::Display for Tie {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Placement => "placement local",
+            Self::Reach => "a volume on one node (until there are network transports)",
+        })
+    }
+}
+
 impl Rejection<'_> {
     /// A few words that are the same for pools rejected alike, to be counted.
     #[must_use]
@@ -73,7 +96,7 @@ impl Rejection<'_> {
                 format!("media {} not in {}", media_word(*found), allowed.join(","))
             }
             Self::NotConsumer { .. } => "not on the consumer's node".to_owned(),
-            Self::OutsideTopology => "outside the topology".to_owned(),
+            Self::OutsideTopology { .. } => "outside the topology".to_owned(),
             Self::NotEnforced { .. } => "without size enforcement".to_owned(),
             Self::NoImages { fs_type: Some(fs_type) } => format!("without {fs_type} images"),
             Self::NoImages { fs_type: None } => "without images".to_owned(),
@@ -97,11 +120,11 @@ impl fmt::Display for Rejection<'_> {
                 write!(f, "{selector} asks for {key}={wanted}, here is no label {key}")
             }
             Self::Media { .. } => write!(f, "{}", self.brief()),
-            Self::NotConsumer { consumer } => {
-                write!(f, "placement local allows branches on the consumer's node {consumer} only")
+            Self::NotConsumer { consumer, tie } => {
+                write!(f, "{tie} allows branches on the consumer's node {consumer} only")
             }
-            Self::OutsideTopology => {
-                write!(f, "placement local needs a node that may use the volume, and this one may not")
+            Self::OutsideTopology { tie } => {
+                write!(f, "{tie} needs a node that may use the volume, and this one may not")
             }
             Self::NotEnforced { message } => {
                 write!(f, "it cannot enforce the size of a directory branch")?;
@@ -169,6 +192,16 @@ impl<'a> Filters<'a> {
         self.format(&view.pool)
     }
 
+    /// What binds all branches to one node, the consumer's where it is known; `None` where they may be on several.
+    #[must_use]
+    pub fn tie(&self) -> Option<Tie> {
+        match (self.policy.placement, self.request.reach) {
+            (Placement::Local, _) => Some(Tie::Placement),
+            (_, Reach::OneNode) => Some(Tie::Reach),
+            (_, Reach::AnyNode) => None,
+        }
+    }
+
     /// True where the node comes first under `preferLocal`: it is the consumer's or, while that is not known, one of those
     /// that may become it.
     #[must_use]
@@ -194,14 +227,12 @@ impl<'a> Filters<'a> {
     /// Branches may lie on nodes where the volume is not used: the topology says where consumers run. Only where the
     /// placement binds them together does it restrict branches.
     fn placement(&self, node: &NodeName) -> Result<(), Rejection<'a>> {
-        if self.policy.placement != Placement::Local {
-            return Ok(());
-        }
+        let Some(tie) = self.tie() else { return Ok(()) };
         if !self.topology.is_empty() && !self.topology.contains(node) {
-            return Err(Rejection::OutsideTopology);
+            return Err(Rejection::OutsideTopology { tie });
         }
         match &self.request.consumer {
-            Some(consumer) if consumer != node => Err(Rejection::NotConsumer { consumer }),
+            Some(consumer) if consumer != node => Err(Rejection::NotConsumer { consumer, tie }),
             _ => Ok(()),
         }
     }

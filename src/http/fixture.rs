@@ -218,6 +218,7 @@ fn split(id: &str, name: &str, gib: u64, pieces: &[Piece], reason: &str) -> (Vol
             branches: planned,
             next_index: 0,
             attached: Vec::new(),
+            used: false,
         },
         status: VolumeSplitStatus::default(),
     };

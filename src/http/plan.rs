@@ -5,16 +5,21 @@ use std::collections::BTreeMap;
 use super::api::PlanAnswer;
 use crate::domain::policy::{Policy, parameters};
 use crate::domain::pool::PoolView;
-use crate::domain::split::{self, Request};
+use crate::domain::split::{self, Reach, Request};
 use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName};
 
 /// The words of a query that are not StorageClass parameters.
-pub(super) const OWN: [(&str, &str); 4] = [
+pub(super) const OWN: [(&str, &str); 5] = [
     ("size", "Usable bytes that the volume must have at least, as `1Ti`; required."),
     ("limit", "Usable bytes that it may have at most."),
     ("consumer", "Node that will use it."),
     ("mode", "`filesystem` (default) or `block`."),
+    (
+        "reach",
+        "`one-node` (default): all branches on one node, as volumes are made until there are network transports; \
+         `any-node`: as if there were.",
+    ),
 ];
 
 /// Plans what the query asks for over these pools. The query: `size` and what else `OWN` names, and StorageClass
@@ -75,6 +80,15 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
             VolumeMode::Filesystem
         }
     };
+    let reach = match own.get("reach") {
+        None => Reach::default(),
+        Some(&"one-node") => Reach::OneNode,
+        Some(&"any-node") => Reach::AnyNode,
+        Some(other) => {
+            faults.push(format!("reach: {other:?} is neither one-node nor any-node"));
+            Reach::default()
+        }
+    };
     let policy = match Policy::parse(&given) {
         Ok(policy) => Some(policy),
         Err(told) => {
@@ -83,7 +97,7 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
         }
     };
     let (Some(size), Some(policy), true) = (size, policy, faults.is_empty()) else { return Err(faults) };
-    let request = Request { size, limit, mode, consumer, topology: Vec::new() };
+    let request = Request { size, limit, mode, consumer, topology: Vec::new(), reach };
     Ok(match split::plan(&request, &policy, pools) {
         Ok(plan) => PlanAnswer { feasible: true, plan: Some(plan), refusal: None },
         Err(refusal) => PlanAnswer { feasible: false, plan: None, refusal: Some(refusal) },

@@ -131,6 +131,7 @@ pub fn attached(
     }
     let mut changed = split.clone();
     changed.spec.attached.push(wanted.clone());
+    changed.spec.used = true;
     Ok(Some(changed))
 }
 

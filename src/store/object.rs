@@ -215,6 +215,9 @@ pub struct VolumeSplitSpec {
     /// Nodes that the volume is attached to (ControllerPublishVolume).
     #[serde(default)]
     pub attached: Vec<Attachment>,
+    /// It was attached once: its branches may hold files, whatever became of its status. Never taken back.
+    #[serde(default)]
+    pub used: bool,
 }
 
 /// A node that a volume is attached to, and how.
@@ -429,6 +432,10 @@ pub struct StorageNodeStatus {
     /// Kernel release.
     #[serde(default)]
     pub kernel: String,
+    /// When its agent last published it, by the node's clock: at least every five minutes while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub heartbeat: Option<Timestamp>,
     /// Conditions.
     #[serde(default)]
     pub conditions: Vec<Condition>,

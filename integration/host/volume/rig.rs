@@ -182,6 +182,7 @@ impl Rig {
             next_index: u32::try_from(planned.len()).expect("few branches"),
             branches: planned,
             attached: Vec::new(),
+            used: false,
         };
         let split = VolumeSplit { meta: Meta::new(id.as_str()), spec, status: VolumeSplitStatus::default() };
         self.store.splits().create(split).await.expect("a volume object");

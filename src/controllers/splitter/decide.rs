@@ -11,9 +11,10 @@ use jiff::Timestamp;
 
 use super::index::PoolKey;
 use super::planning::{missing, plan_rest};
+use super::room::{PATIENCE, Room, after};
 use super::status::{self, Standing};
-use crate::domain::policy::Policy;
-use crate::domain::pool::PoolView;
+use crate::domain::NodeName;
+use crate::domain::policy::{ParamError, Policy};
 use crate::domain::split::{Infeasible, PlannedBranch};
 use crate::store::object::{
     Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_NODE, LABEL_VOLUME, Meta, Version,
@@ -41,18 +42,12 @@ pub(super) struct Decision {
     pub(super) actions: Vec<Action>,
     /// Whether the planner was asked, and what it said.
     pub(super) planned: Option<bool>,
-    /// Pools that refused a branch of the plan that is replaced now.
+    /// Pools that refused, or failed to make, a branch of the plan that is replaced now.
     pub(super) refused_by: Vec<PoolKey>,
     /// The volume waits for room.
     pub(super) waits: bool,
-}
-
-/// Where a volume's branches can go.
-pub(super) struct Room<'a> {
-    /// All pools, with what can be promised of them.
-    pub(super) pools: &'a dyn Fn() -> Vec<PoolView>,
-    /// Pools that refused a branch of this volume lately.
-    pub(super) excluded: &'a [PoolKey],
+    /// When to decide again although nothing happened.
+    pub(super) again: Option<Timestamp>,
 }
 
 /// Decides.
@@ -60,42 +55,35 @@ pub(super) fn decide(split: &VolumeSplit, branches: &[&Branch], room: &Room<'_>,
     if split.meta.deleting.is_some() {
         return Decision { actions: removal(split, branches), ..Decision::default() };
     }
-    // Once complete, a volume keeps its plan: files may lie in each of its branches.
-    let was_complete =
-        condition(&split.status.conditions, "Pending").is_some_and(|c| c.reason == pending::BOUND);
+    let was_complete = was_complete(split);
     let objects: BTreeMap<u32, &Branch> = branches.iter().map(|b| (b.spec.index, *b)).collect();
-    let is_refused = |b: &PlannedBranch| {
-        let object = objects.get(&b.index);
-        !was_complete && object.is_some_and(|object| object.status.phase == BranchPhase::Refused)
-    };
-    let (refused, kept): (Vec<_>, Vec<_>) = split.spec.branches.iter().cloned().partition(is_refused);
     let policy = Policy::parse(&split.spec.parameters);
     let mut decision = Decision::default();
     let mut obstacle = None;
-    if !was_complete && (!missing(split, &kept).is_zero() || kept.is_empty()) {
-        let refused_by = refused.iter().map(|b| (b.node.clone(), b.pool.clone()));
-        decision.refused_by = refused_by.collect();
-        match plan(split, &policy, &kept, room, &decision.refused_by) {
-            Ok(new) => {
-                decision.planned = Some(true);
-                let next_index =
-                    new.last().map_or(split.spec.next_index, |last| last.index.saturating_add(1));
-                let branches = kept.into_iter().chain(new).collect();
+    if !was_complete {
+        let sorted = Sorted::new(split, &objects, room, now);
+        decision.again = sorted.overdue_from;
+        match sorted.replan(split, &policy, room, now) {
+            Replan::Keep { waits } => decision.waits = waits,
+            Replan::Write { branches, next_index, refused_by } => {
+                decision.planned = (next_index != split.spec.next_index).then_some(true);
+                decision.refused_by = refused_by;
                 decision.actions.push(Action::SetPlan { branches, next_index });
                 return decision;
             }
-            Err(infeasible) => {
+            Replan::Infeasible { infeasible, kept, refused_by } => {
                 decision.planned = Some(false);
                 decision.waits = true;
+                decision.refused_by = refused_by;
+                if kept.len() < split.spec.branches.len() {
+                    // Nothing replaces what was refused.
+                    let next_index = split.spec.next_index;
+                    decision.actions.push(Action::SetPlan { branches: kept, next_index });
+                    return decision;
+                }
                 obstacle = Some(infeasible);
             }
         }
-    }
-    if !refused.is_empty() {
-        // Nothing replaces them, or nothing needs to.
-        let next_index = split.spec.next_index;
-        decision.actions.push(Action::SetPlan { branches: kept, next_index });
-        return decision;
     }
     // A complete volume whose branch object is gone has lost files. A new, empty branch would hide that.
     if let Ok(policy) = &policy
@@ -105,8 +93,10 @@ pub(super) fn decide(split: &VolumeSplit, branches: &[&Branch], room: &Room<'_>,
         let made = absent.map(|b| Action::CreateBranch(Box::new(branch_object(split, b, policy))));
         decision.actions.extend(made);
     }
-    decision.actions.extend(strays(split, branches));
-    let standing = Standing { split, objects: &objects, was_complete, obstacle: obstacle.as_ref() };
+    decision.actions.extend(strays(split, branches, was_complete));
+    let silent = |node: &NodeName| room.is_silent(node, now);
+    let standing =
+        Standing { split, objects: &objects, was_complete, obstacle: obstacle.as_ref(), silent: &silent };
     let wanted = status::status(&standing, now);
     if wanted != split.status {
         decision.actions.push(Action::SetStatus(wanted));
@@ -114,12 +104,135 @@ pub(super) fn decide(split: &VolumeSplit, branches: &[&Branch], room: &Room<'_>,
     decision
 }
 
+/// Once complete, a volume keeps its plan: files may lie in each of its branches. That it was is in its status, and, should
+/// that be lost, in its spec from when it was first attached.
+fn was_complete(split: &VolumeSplit) -> bool {
+    split.spec.used
+        || !split.spec.attached.is_empty()
+        || condition(&split.status.conditions, "Pending").is_some_and(|c| c.reason == pending::BOUND)
+}
+
+/// The planned branches of a volume that never was complete, by how they are doing.
+struct Sorted {
+    /// Their nodes refused them.
+    refused: Vec<PlannedBranch>,
+    /// Their nodes fail to make them, or do not answer, for longer than one waits.
+    overdue: Vec<PlannedBranch>,
+    /// All others.
+    others: Vec<PlannedBranch>,
+    /// When the next of the others may become overdue.
+    overdue_from: Option<Timestamp>,
+}
+
+/// What becomes of a plan.
+enum Replan {
+    /// It stays. It may wait for room all the same: for branches in place of some that do not come.
+    Keep { waits: bool },
+    /// This one takes its place.
+    Write { branches: Vec<PlannedBranch>, next_index: u32, refused_by: Vec<PoolKey> },
+    /// It lacks something, and nothing fits beside the branches that are kept.
+    Infeasible { infeasible: Infeasible, kept: Vec<PlannedBranch>, refused_by: Vec<PoolKey> },
+}
+
+impl Sorted {
+    fn new(split: &VolumeSplit, objects: &BTreeMap<u32, &Branch>, room: &Room<'_>, now: Timestamp) -> Self {
+        let mut sorted =
+            Self { refused: Vec::new(), overdue: Vec::new(), others: Vec::new(), overdue_from: None };
+        for planned in &split.spec.branches {
+            let group = match objects.get(&planned.index).copied() {
+                Some(object) if object.status.phase == BranchPhase::Refused => &mut sorted.refused,
+                Some(object) => match overdue_from(object, room) {
+                    Some(at) if at <= now => &mut sorted.overdue,
+                    Some(at) => {
+                        sorted.overdue_from = Some(sorted.overdue_from.map_or(at, |first| first.min(at)));
+                        &mut sorted.others
+                    }
+                    None => &mut sorted.others,
+                },
+                None => &mut sorted.others,
+            };
+            group.push(planned.clone());
+        }
+        sorted
+    }
+
+    /// The best that can be done: what does not come is replaced, on the same node where the volume may lie on one only;
+    /// else all of it is planned anew; else what is overdue is waited for.
+    fn replan(
+        &self,
+        split: &VolumeSplit,
+        policy: &Result<Policy, Vec<ParamError>>,
+        room: &Room<'_>,
+        now: Timestamp,
+    ) -> Replan {
+        let next_index = split.spec.next_index;
+        let places = |branches: &[PlannedBranch]| -> Vec<PoolKey> {
+            branches.iter().map(|b| (b.node.clone(), b.pool.clone())).collect()
+        };
+        let in_order = |parts: [&[PlannedBranch]; 2]| {
+            let mut branches = parts.concat();
+            branches.sort_by_key(|b| b.index);
+            branches
+        };
+        let lacks = |kept: &[PlannedBranch]| !missing(split, kept).is_zero() || kept.is_empty();
+        let failed = places(&in_order([&self.refused, &self.overdue]));
+        if !lacks(&self.others) {
+            // Nothing needs to replace what was refused.
+            return if self.refused.is_empty() {
+                Replan::Keep { waits: false }
+            } else {
+                let branches = in_order([&self.others, &self.overdue]);
+                Replan::Write { branches, next_index, refused_by: Vec::new() }
+            };
+        }
+        let attempt = |kept: &[PlannedBranch], failed: &[PoolKey]| {
+            plan(split, policy, kept, room, failed, now).map(|new| {
+                let next_index = new.last().map_or(next_index, |last| last.index.saturating_add(1));
+                let branches = kept.iter().cloned().chain(new).collect();
+                Replan::Write { branches, next_index, refused_by: failed.to_vec() }
+            })
+        };
+        let first = match attempt(&self.others, &failed) {
+            Ok(write) => return write,
+            Err(infeasible) => infeasible,
+        };
+        if !self.others.is_empty()
+            && let Ok(write) = attempt(&[], &failed)
+        {
+            return write;
+        }
+        if self.overdue.is_empty() {
+            return Replan::Infeasible { infeasible: first, kept: self.others.clone(), refused_by: failed };
+        }
+        let kept = in_order([&self.others, &self.overdue]);
+        if self.refused.is_empty() && !lacks(&kept) {
+            return Replan::Keep { waits: true };
+        }
+        let failed = places(&self.refused);
+        match attempt(&kept, &failed) {
+            Ok(write) => write,
+            Err(infeasible) => Replan::Infeasible { infeasible, kept, refused_by: failed },
+        }
+    }
+}
+
+/// From when on a branch counts as not coming; `None` while nothing is wrong with it.
+fn overdue_from(branch: &Branch, room: &Room<'_>) -> Option<Timestamp> {
+    let patient_until = after(branch.meta.created?, PATIENCE)?;
+    match branch.status.phase {
+        BranchPhase::Failing => Some(patient_until),
+        BranchPhase::Pending => Some(patient_until.max(room.silent_from(&branch.spec.node)?)),
+        BranchPhase::Bound | BranchPhase::Refused | BranchPhase::Lost => None,
+    }
+}
+
 fn plan(
     split: &VolumeSplit,
-    policy: &Result<Policy, Vec<crate::domain::policy::ParamError>>,
+    policy: &Result<Policy, Vec<ParamError>>,
     kept: &[PlannedBranch],
     room: &Room<'_>,
-    refused_by: &[PoolKey],
+    failed: &[PoolKey],
+    now: Timestamp,
 ) -> Result<Vec<PlannedBranch>, Infeasible> {
     let policy = policy.as_ref().map_err(|faults| {
         let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
@@ -130,22 +243,7 @@ fn plan(
             pools: Vec::new(),
         }
     })?;
-    let left_out = |view: &PoolView| {
-        let is = |(node, pool): &PoolKey| *node == view.node && *pool == view.pool.name;
-        room.excluded.iter().chain(refused_by).any(is)
-    };
-    let (out, pools): (Vec<_>, Vec<_>) = (room.pools)().into_iter().partition(left_out);
-    plan_rest(split, policy, kept, &pools).map_err(|mut infeasible| {
-        if !out.is_empty() {
-            let names: Vec<_> = out.iter().map(|v| format!("{}/{}", v.node, v.pool.name)).collect();
-            infeasible.reason = format!(
-                "{}; left out for now, because it refused a branch of this volume: {}",
-                infeasible.reason,
-                names.join(", ")
-            );
-        }
-        infeasible
-    })
+    plan_rest(split, policy, kept, room, failed, now)
 }
 
 /// A volume on its way out: not while it is attached somewhere.
@@ -160,14 +258,18 @@ fn removal(split: &VolumeSplit, branches: &[&Branch]) -> Vec<Action> {
     there.map(|b| Action::DeleteBranch { name: b.meta.name.clone(), version: None }).collect()
 }
 
-/// Branches that the plan does not name, and that never held a file: left from an earlier plan. Others are kept: a
-/// branch with files goes with its volume only.
-fn strays(split: &VolumeSplit, branches: &[&Branch]) -> Vec<Action> {
+/// Branches that the plan does not name, and that never held a file: left from an earlier plan. A branch of a volume that
+/// never was complete holds none. Others are kept: a branch with files goes with its volume only.
+fn strays(split: &VolumeSplit, branches: &[&Branch], was_complete: bool) -> Vec<Action> {
     let planned = |b: &Branch| split.spec.branches.iter().any(|p| p.index == b.spec.index);
+    let empty = |b: &Branch| match b.status.phase {
+        BranchPhase::Pending | BranchPhase::Refused => true,
+        BranchPhase::Bound | BranchPhase::Failing => !was_complete,
+        BranchPhase::Lost => false,
+    };
     branches
         .iter()
-        .filter(|b| matches!(b.status.phase, BranchPhase::Pending | BranchPhase::Refused))
-        .filter(|b| b.meta.deleting.is_none() && !planned(b))
+        .filter(|b| empty(b) && b.meta.deleting.is_none() && !planned(b))
         .map(|b| Action::DeleteBranch { name: b.meta.name.clone(), version: Some(b.meta.version.clone()) })
         .collect()
 }
@@ -198,23 +300,180 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
 
 #[cfg(test)]
 mod tests {
+    use super::super::room::Pools;
     use super::super::tests::{pool, split};
     use super::*;
     use crate::domain::Bytes;
+    use crate::domain::pool::PoolView;
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
-    fn views() -> Vec<PoolView> {
-        let view = |name| PoolView {
-            node: "n1".parse().unwrap(),
-            node_labels: BTreeMap::new(),
-            pool: pool(name, 10),
+    /// Nodes with their pools, and when each reported last.
+    #[derive(Default)]
+    struct Cluster(BTreeMap<NodeName, (Vec<PoolView>, Option<Timestamp>)>);
+
+    impl Cluster {
+        fn with(mut self, node: &str, pools: &[(&str, u64)], heartbeat: Option<Timestamp>) -> Self {
+            let node: NodeName = node.parse().unwrap();
+            let view = |(name, gib): &(&str, u64)| PoolView {
+                node: node.clone(),
+                node_labels: BTreeMap::new(),
+                pool: pool(name, *gib),
+            };
+            self.0.insert(node.clone(), (pools.iter().map(view).collect(), heartbeat));
+            self
+        }
+    }
+
+    impl Pools for Cluster {
+        fn all(&self) -> Vec<&PoolView> {
+            self.0.values().flat_map(|(pools, _)| pools).collect()
+        }
+        fn of(&self, node: &NodeName) -> &[PoolView] {
+            self.0.get(node).map_or(&[], |(pools, _)| pools)
+        }
+        fn heartbeat(&self, node: &NodeName) -> Option<Timestamp> {
+            self.0.get(node)?.1
+        }
+    }
+
+    fn views() -> Cluster {
+        Cluster::default().with("n1", &[("a", 10), ("b", 10), ("c", 10)], None)
+    }
+
+    fn decided_in(cluster: &Cluster, split: &VolumeSplit, branches: &[Branch], now: Timestamp) -> Decision {
+        let refs: Vec<_> = branches.iter().collect();
+        decide(split, &refs, &Room { pools: cluster, excluded: &[] }, now)
+    }
+
+    fn minutes(n: i64) -> Timestamp {
+        Timestamp::from_second(n * 60).unwrap()
+    }
+
+    /// The volume and its branches once planned in `cluster`, the branches made at the beginning of time.
+    fn planned_in(cluster: &Cluster, mut split: VolumeSplit) -> (VolumeSplit, Vec<Branch>) {
+        let mut branches = Vec::new();
+        for _ in 0..2 {
+            for action in decided_in(cluster, &split, &branches, NOW).actions {
+                match action {
+                    Action::SetPlan { branches, next_index } => {
+                        (split.spec.branches, split.spec.next_index) = (branches, next_index);
+                    }
+                    Action::CreateBranch(mut branch) => {
+                        branch.meta.created = Some(NOW);
+                        branches.push(*branch);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        (split, branches)
+    }
+
+    fn new_plan(decision: &Decision) -> Option<&[PlannedBranch]> {
+        decision.actions.iter().find_map(|action| match action {
+            Action::SetPlan { branches, .. } => Some(branches.as_slice()),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn what_a_node_fails_to_make_for_minutes_is_planned_elsewhere_and_kept_where_there_is_no_elsewhere() {
+        let cluster = Cluster::default().with("n1", &[("a", 10)], None).with("n2", &[("b", 8)], None);
+        let (split, mut branches) = planned_in(&cluster, split("v", 5));
+        assert_eq!(branches[0].spec.node.as_str(), "n1", "the most room");
+        branches[0].status.phase = BranchPhase::Failing;
+        let early = decided_in(&cluster, &split, &branches, minutes(4));
+        assert_eq!((new_plan(&early), early.again), (None, Some(minutes(5))), "its node may yet succeed");
+        let late = decided_in(&cluster, &split, &branches, minutes(5));
+        assert_eq!(late.refused_by, [("n1".parse().unwrap(), "a".parse().unwrap())]);
+        let plan = new_plan(&late).unwrap();
+        assert_eq!((plan.len(), plan[0].index, plan[0].node.as_str()), (1, 1, "n2"));
+        let alone = Cluster::default().with("n1", &[("a", 10)], None);
+        let nowhere = decided_in(&alone, &split, &branches, minutes(60));
+        assert_eq!((new_plan(&nowhere), nowhere.waits), (None, true), "and room elsewhere is news");
+    }
+
+    #[test]
+    fn what_waits_for_a_silent_node_is_planned_elsewhere() {
+        let reported = |at| {
+            Cluster::default().with("n1", &[("a", 10)], Some(minutes(at))).with(
+                "n2",
+                &[("b", 8)],
+                Some(minutes(100)),
+            )
         };
-        vec![view("a"), view("b"), view("c")]
+        let (split, branches) = planned_in(&reported(0), split("v", 5));
+        assert_eq!(branches[0].spec.node.as_str(), "n1");
+        let patient = decided_in(&reported(0), &split, &branches, minutes(14));
+        assert_eq!((new_plan(&patient), patient.again), (None, Some(minutes(15))));
+        let replanned = decided_in(&reported(0), &split, &branches, minutes(15));
+        assert_eq!(new_plan(&replanned).unwrap()[0].node.as_str(), "n2");
+        let busy = decided_in(&reported(14), &split, &branches, minutes(16));
+        assert_eq!(new_plan(&busy), None, "a node that reports is at work");
+        let mut bound = branches.clone();
+        bound[0].status.phase = BranchPhase::Bound;
+        assert_eq!(new_plan(&decided_in(&reported(0), &split, &bound, minutes(99))), None);
+    }
+
+    #[test]
+    fn a_volume_goes_to_no_silent_node_unless_that_one_uses_it() {
+        let cluster =
+            Cluster::default().with("n1", &[("a", 10)], Some(NOW)).with("n2", &[("b", 8)], Some(minutes(20)));
+        let decision = decided_in(&cluster, &split("v", 5), &[], minutes(20));
+        assert_eq!(new_plan(&decision).unwrap()[0].node.as_str(), "n2");
+        let mut used = split("v", 5);
+        used.spec.consumer = Some("n1".parse().unwrap());
+        let decision = decided_in(&cluster, &used, &[], minutes(20));
+        assert_eq!(new_plan(&decision).unwrap()[0].node.as_str(), "n1");
+        let large = decided_in(&cluster, &split("v", 9), &[], minutes(20));
+        let Some(Action::SetStatus(status)) = large.actions.last() else { panic!("{large:?}") };
+        let told = &condition(&status.conditions, "Pending").unwrap().message;
+        assert!(told.contains("its agent does not report: node n1"), "{told}");
+    }
+
+    #[test]
+    fn a_volume_whose_rest_fits_on_its_node_no_more_moves_as_a_whole() {
+        let cluster = Cluster::default().with("n1", &[("a", 10), ("b", 10)], None).with(
+            "n2",
+            &[("c", 8), ("d", 8)],
+            None,
+        );
+        let (mut split, mut branches) = planned_in(&cluster, split("v", 15));
+        assert!(branches.iter().all(|b| b.spec.node.as_str() == "n1"));
+        branches[0].status.phase = BranchPhase::Bound;
+        branches[1].status.phase = BranchPhase::Refused;
+        let cluster = cluster.with("n1", &[("a", 0), ("b", 10)], None);
+        let decision = decided_in(&cluster, &split, &branches, NOW);
+        let plan = new_plan(&decision).unwrap().to_vec();
+        assert!(plan.iter().all(|b| b.node.as_str() == "n2" && b.index >= 2), "{plan:?}");
+        split.spec.branches = plan;
+        let deleted = |split: &VolumeSplit| -> Vec<String> {
+            let actions = decided_in(&cluster, split, &branches, NOW).actions;
+            let name = |action| match action {
+                Action::DeleteBranch { name, version: Some(_) } => Some(name),
+                _ => None,
+            };
+            actions.into_iter().filter_map(name).collect()
+        };
+        assert_eq!(deleted(&split), ["v-0", "v-1"], "the bound one held no file");
+        split.spec.used = true;
+        assert_eq!(deleted(&split), ["v-1"], "now it may");
+    }
+
+    #[test]
+    fn a_volume_that_was_used_keeps_its_plan_though_its_status_was_lost() {
+        let cluster = Cluster::default().with("n1", &[("a", 10)], None).with("n2", &[("b", 8)], None);
+        let (mut split, mut branches) = planned_in(&cluster, split("v", 5));
+        split.spec.used = true;
+        for phase in [BranchPhase::Refused, BranchPhase::Failing, BranchPhase::Pending] {
+            branches[0].status.phase = phase;
+            assert_eq!(new_plan(&decided_in(&cluster, &split, &branches, minutes(60))), None, "{phase:?}");
+        }
     }
 
     fn decided(split: &VolumeSplit, branches: &[&Branch]) -> Vec<Action> {
-        decide(split, branches, &Room { pools: &views, excluded: &[] }, NOW).actions
+        decide(split, branches, &Room { pools: &views(), excluded: &[] }, NOW).actions
     }
 
     /// Does what was decided, as the store would, until nothing is.
@@ -266,7 +525,7 @@ mod tests {
         let (split, branches) = complete();
         assert!(condition(&split.status.conditions, "Ready").unwrap().status);
         let later = Timestamp::from_second(1_000_000).unwrap();
-        let room = Room { pools: &views, excluded: &[] };
+        let room = Room { pools: &views(), excluded: &[] };
         let decision = decide(&split, &branches.iter().collect::<Vec<_>>(), &room, later);
         assert_eq!(decision, Decision::default(), "time alone changes nothing");
     }
@@ -279,7 +538,7 @@ mod tests {
         branches[0].status.phase = BranchPhase::Refused;
         branches[1].status.phase = BranchPhase::Bound;
         let refs: Vec<_> = branches.iter().collect();
-        let decision = decide(&split, &refs, &Room { pools: &views, excluded: &[] }, NOW);
+        let decision = decide(&split, &refs, &Room { pools: &views(), excluded: &[] }, NOW);
         let [Action::SetPlan { branches: planned, next_index }] = decision.actions.as_slice() else {
             panic!("{decision:?}")
         };

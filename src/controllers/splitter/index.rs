@@ -19,6 +19,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use jiff::Timestamp;
+
+use super::room::{Pools, is_silent};
 use crate::domain::pool::PoolView;
 use crate::domain::split::PlannedBranch;
 use crate::domain::{Bytes, NodeName, PoolName};
@@ -64,6 +67,8 @@ pub(super) struct Index {
     /// Volume to names of its branches.
     of_volume: HashMap<String, BTreeSet<String>>,
     nodes: BTreeMap<String, StorageNode>,
+    /// The pools of each of them, with what can still be promised: kept, because many volumes ask between two changes.
+    views: BTreeMap<NodeName, Vec<PoolView>>,
     /// Branch id to who claims room for it.
     claims: HashMap<String, Claim>,
     promised: HashMap<PoolKey, Bytes>,
@@ -194,18 +199,26 @@ impl Index {
     }
 
     pub(super) fn put_node(&mut self, node: StorageNode) {
-        let before = self.views_of(node.meta.name.as_str());
-        let name = node.meta.name.clone();
-        self.nodes.insert(name.clone(), node);
-        let after = self.views_of(&name);
-        self.grew |= after.iter().any(|new| {
-            let old = before.iter().find(|old| old.pool.name == new.pool.name);
-            old.is_none_or(|old| more_or_other(old, new))
+        let name = node.spec.node.clone();
+        let known = self.nodes.insert(name.to_string(), node);
+        let before = self.views.remove(&name).unwrap_or_default();
+        self.refresh(&name);
+        let after = self.of(&name);
+        let spoke_again = known.is_some_and(|old| {
+            let (old, new) = (old.status.heartbeat, self.heartbeat(&name));
+            old.zip(new).is_some_and(|(old, new)| is_silent(Some(old), new))
         });
+        self.grew |= spoke_again
+            || after.iter().any(|new| {
+                let old = before.iter().find(|old| old.pool.name == new.pool.name);
+                old.is_none_or(|old| more_or_other(old, new))
+            });
     }
 
     pub(super) fn remove_node(&mut self, name: &str) {
-        self.nodes.remove(name);
+        if let Some(node) = self.nodes.remove(name) {
+            self.views.remove(&node.spec.node);
+        }
     }
 
     /// Counts a plan that is about to be written.
@@ -237,28 +250,47 @@ impl Index {
         if before == after {
             return;
         }
+        let mut nodes = Vec::new();
         if let Some((pool, size)) = before {
             if let Some(sum) = self.promised.get_mut(&pool) {
                 *sum = sum.saturating_sub(size);
+                if sum.is_zero() {
+                    self.promised.remove(&pool);
+                }
             }
             self.grew = true;
+            nodes.push(pool.0);
         }
         if let Some((pool, size)) = after {
-            let sum = self.promised.entry(pool).or_default();
+            let sum = self.promised.entry(pool.clone()).or_default();
             *sum = sum.saturating_add(size);
+            nodes.push(pool.0);
         }
+        nodes.dedup();
+        nodes.iter().for_each(|node| self.refresh(node));
     }
 
-    /// All pools, with what can still be promised of them, by node and as the node lists them.
-    pub(super) fn views(&self) -> Vec<PoolView> {
-        self.nodes.keys().flat_map(|name| self.views_of(name)).collect()
+    /// Computes the pools of a node anew.
+    fn refresh(&mut self, name: &NodeName) {
+        let Some(node) = self.nodes.get(name.as_str()) else { return };
+        let promised =
+            |pool: &PoolName| self.promised.get(&(name.clone(), pool.clone())).copied().unwrap_or_default();
+        let views = pools_of(node, promised);
+        self.views.insert(name.clone(), views);
+    }
+}
+
+impl Pools for Index {
+    fn all(&self) -> Vec<&PoolView> {
+        self.views.values().flatten().collect()
     }
 
-    fn views_of(&self, name: &str) -> Vec<PoolView> {
-        let Some(node) = self.nodes.get(name) else { return Vec::new() };
-        pools_of(node, |pool| {
-            self.promised.get(&(node.spec.node.clone(), pool.clone())).copied().unwrap_or_default()
-        })
+    fn of(&self, node: &NodeName) -> &[PoolView] {
+        self.views.get(node).map_or(&[], Vec::as_slice)
+    }
+
+    fn heartbeat(&self, node: &NodeName) -> Option<Timestamp> {
+        self.nodes.get(node.as_str())?.status.heartbeat
     }
 }
 
@@ -314,7 +346,7 @@ mod tests {
     }
 
     fn left(index: &Index) -> u64 {
-        index.views()[0].pool.allocatable().get() >> 30
+        index.all()[0].pool.allocatable().get() >> 30
     }
 
     #[test]
@@ -365,7 +397,7 @@ mod tests {
         let mut index = Index::default();
         index.put_node(node(vec![shared("other"), shared("pool"), pool("alone", 10)]));
         index.put_split(planned("v", "1", 4));
-        let left: Vec<_> = index.views().iter().map(|v| v.pool.allocatable().get() >> 30).collect();
+        let left: Vec<_> = index.all().iter().map(|v| v.pool.allocatable().get() >> 30).collect();
         assert_eq!(left, [6, 6, 10]);
     }
 

@@ -16,6 +16,7 @@ mod feed;
 mod figures;
 mod index;
 mod planning;
+mod room;
 mod status;
 
 #[cfg(test)]
@@ -35,11 +36,12 @@ use tokio_util::sync::CancellationToken;
 use super::queue::{Queue, backoff};
 use crate::store::{Store, StoreError};
 use apply::{Applied, Written, apply};
-use decide::{Action, Decision, Room, decide};
+use decide::{Action, Decision, decide};
 use feed::{Change, feed};
 use figures::count;
 pub use figures::{SplitterCounters, SplitterFigures};
 use index::{Index, PoolKey};
+use room::Room;
 
 /// Volumes whose writes may be under way at once: a few of the embedded store's batches, and far less than what an API
 /// server accepts from one client.
@@ -234,9 +236,10 @@ impl Splitter {
             }
             None => Vec::new(),
         };
-        let room = Room { pools: &|| self.index.views(), excluded: &excluded };
-        let Decision { actions, planned, refused_by, waits } =
-            decide(split, &self.index.branches(volume), &room, (self.clock)());
+        let room = Room { pools: &self.index, excluded: &excluded };
+        let clock = (self.clock)();
+        let Decision { actions, planned, refused_by, waits, again } =
+            decide(split, &self.index.branches(volume), &room, clock);
         match planned {
             Some(true) if refused_by.is_empty() => count(&self.counters.0.plans),
             Some(true) => {
@@ -245,6 +248,9 @@ impl Splitter {
             }
             Some(false) => count(&self.counters.0.infeasible),
             None => {}
+        }
+        if let Some(wait) = again.and_then(|at| Duration::try_from(at.duration_since(clock)).ok()) {
+            self.queue.add(volume, now + wait);
         }
         let split = split.clone();
         for pool in refused_by {
@@ -292,7 +298,7 @@ impl Splitter {
             node = %pool.0,
             pool = %pool.1,
             left_out.seconds = wait.as_secs_f32(),
-            "branch refused by its node, planned anew"
+            "branch refused by its node, or not made in time: planned anew"
         );
     }
 

@@ -1,10 +1,17 @@
 //! From a volume's object to the planner and back.
 
-use crate::domain::Bytes;
+use jiff::Timestamp;
+
+use super::index::PoolKey;
+use super::room::Room;
 use crate::domain::policy::{Placement, Policy};
 use crate::domain::pool::PoolView;
-use crate::domain::split::{Infeasible, PlannedBranch, Request, plan};
+use crate::domain::split::{Infeasible, PlannedBranch, Reach, Request, plan};
+use crate::domain::{Bytes, NodeName};
 use crate::store::object::VolumeSplit;
+
+/// Silent nodes named in a message.
+const MAX_NAMED: usize = 5;
 
 /// What the volume's plan lacks of its capacity, given the branches that stay.
 pub(super) fn missing(split: &VolumeSplit, kept: &[PlannedBranch]) -> Bytes {
@@ -16,16 +23,20 @@ pub(super) fn usable(branches: &[PlannedBranch]) -> Bytes {
     branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.usable))
 }
 
-/// Plans what the volume lacks beside the branches that stay; numbered from the volume's next index on.
+/// Plans what the volume lacks beside the branches that stay, not in `failed` pools; numbered from the volume's next
+/// index on.
 pub(super) fn plan_rest(
     split: &VolumeSplit,
     policy: &Policy,
     kept: &[PlannedBranch],
-    pools: &[PoolView],
+    room: &Room<'_>,
+    failed: &[PoolKey],
+    now: Timestamp,
 ) -> Result<Vec<PlannedBranch>, Infeasible> {
     let spec = &split.spec;
     let mut policy = policy.clone();
     let mut consumer = spec.consumer.clone();
+    let reach = Reach::default();
     if let Some(first) = kept.first() {
         let count = u32::try_from(kept.len()).unwrap_or(u32::MAX);
         if policy.max_branches <= count {
@@ -41,7 +52,7 @@ pub(super) fn plan_rest(
         }
         policy.max_branches -= count;
         policy.min_branches = policy.min_branches.saturating_sub(count).max(1);
-        if policy.placement == Placement::Local {
+        if policy.placement == Placement::Local || reach == Reach::OneNode {
             consumer.get_or_insert_with(|| first.node.clone());
         }
     }
@@ -51,11 +62,84 @@ pub(super) fn plan_rest(
         mode: spec.volume_mode,
         consumer,
         topology: spec.topology.clone(),
+        reach,
     };
-    let planned = plan(&request, &policy, pools)?;
+    let left_out = LeftOut { room, failed, consumer: spec.consumer.as_ref(), now };
+    // Most pools cannot hold a volume whose node is known; they are looked at to tell why nothing fits.
+    if reach == Reach::OneNode
+        && let Some(node) = &request.consumer
+        && let Ok(planned) = plan(&request, &policy, left_out.filter(room.pools.of(node)))
+    {
+        return Ok(numbered(spec.next_index, planned.branches));
+    }
+    match plan(&request, &policy, left_out.filter(room.pools.all())) {
+        Ok(planned) => Ok(numbered(spec.next_index, planned.branches)),
+        Err(mut infeasible) => {
+            infeasible.reason.push_str(&left_out.told());
+            Err(infeasible)
+        }
+    }
+}
+
+fn numbered(next_index: u32, branches: Vec<PlannedBranch>) -> Vec<PlannedBranch> {
     let number = |(branch, offset): (PlannedBranch, u32)| PlannedBranch {
-        index: spec.next_index.saturating_add(offset),
+        index: next_index.saturating_add(offset),
         ..branch
     };
-    Ok(planned.branches.into_iter().zip(0..).map(number).collect())
+    branches.into_iter().zip(0..).map(number).collect()
+}
+
+/// Pools that are no place for a branch of a volume now, whatever room they have.
+struct LeftOut<'a> {
+    room: &'a Room<'a>,
+    failed: &'a [PoolKey],
+    /// A node that uses the volume is one that lives, whatever its agent says.
+    consumer: Option<&'a NodeName>,
+    now: Timestamp,
+}
+
+impl<'a> LeftOut<'a> {
+    fn filter<'v>(
+        &'a self,
+        pools: impl IntoIterator<Item = &'v PoolView>,
+    ) -> impl Iterator<Item = &'v PoolView> {
+        pools.into_iter().filter(|view| !self.failed(view) && !self.silent(&view.node))
+    }
+
+    fn failed(&self, view: &PoolView) -> bool {
+        let is = |(node, pool): &PoolKey| *node == view.node && *pool == view.pool.name;
+        self.room.excluded.iter().chain(self.failed).any(is)
+    }
+
+    fn silent(&self, node: &NodeName) -> bool {
+        self.consumer != Some(node) && self.room.is_silent(node, self.now)
+    }
+
+    /// Which they are, as the end of a sentence; empty where there are none.
+    fn told(&self) -> String {
+        let mut told = String::new();
+        let all = self.room.pools.all();
+        let failed: Vec<String> = all
+            .iter()
+            .filter(|view| self.failed(view))
+            .map(|v| format!("{}/{}", v.node, v.pool.name))
+            .collect();
+        if !failed.is_empty() {
+            told.push_str(
+                "; left out for now, because it refused or failed to make a branch of this volume: ",
+            );
+            told.push_str(&failed.join(", "));
+        }
+        let mut silent: Vec<&str> =
+            all.iter().filter(|view| self.silent(&view.node)).map(|view| view.node.as_str()).collect();
+        silent.dedup();
+        if !silent.is_empty() {
+            told.push_str("; left out, because its agent does not report: node ");
+            told.push_str(&silent.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", "));
+            if let Some(more) = silent.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
+                told.push_str(&format!(" and {more} more"));
+            }
+        }
+        told
+    }
 }

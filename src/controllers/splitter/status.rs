@@ -1,10 +1,11 @@
 //! How a volume stands, from its plan and its branches.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
 use super::planning::usable;
+use crate::domain::NodeName;
 use crate::domain::split::{Infeasible, PlannedBranch};
 use crate::store::object::{Branch, BranchPhase, VolumeSplit, VolumeSplitStatus, pending, set_condition};
 
@@ -17,6 +18,8 @@ pub(super) struct Standing<'a> {
     pub(super) was_complete: bool,
     /// Why the plan is not complete.
     pub(super) obstacle: Option<&'a Infeasible>,
+    /// Whether a node's agent does not report.
+    pub(super) silent: &'a dyn Fn(&NodeName) -> bool,
 }
 
 /// A branch of the plan, as it is.
@@ -49,12 +52,17 @@ impl<'a> Standing<'a> {
 pub(super) fn status(standing: &Standing<'_>, now: Timestamp) -> VolumeSplitStatus {
     let split = standing.split;
     let (mut bound, mut failed, mut lost) = (Vec::new(), Vec::new(), Vec::new());
+    let mut silent = BTreeSet::new();
     for planned in &split.spec.branches {
         let id = split.spec.volume.branch(planned.index);
         let place = format!("branch {id} on {}/{}", planned.node, planned.pool);
         match standing.find(planned) {
             Found::Bound => bound.push(planned.clone()),
-            Found::Progressing => {}
+            Found::Progressing => {
+                if (standing.silent)(&planned.node) {
+                    silent.insert(&planned.node);
+                }
+            }
             Found::Failed(branch) => failed.push(format!("{place}: {}", branch.status.reason)),
             Found::Lost(Some(branch)) if branch.meta.deleting.is_none() => {
                 lost.push(format!("{place}: {}", branch.status.reason));
@@ -66,7 +74,10 @@ pub(super) fn status(standing: &Standing<'_>, now: Timestamp) -> VolumeSplitStat
     let all = split.spec.branches.len();
     let complete = standing.obstacle.is_none() && all > 0 && bound.len() == all;
     let was_complete = standing.was_complete || complete;
-    let progress = format!("{} of {all} branches are bound", bound.len());
+    let mut progress = format!("{} of {all} branches are bound", bound.len());
+    for node in silent {
+        progress.push_str(&format!("; node {node} has not reported for long: see whether its agent runs"));
+    }
 
     let mut status = split.status.clone();
     status.capacity = usable(&bound);
@@ -104,7 +115,10 @@ pub(super) fn status(standing: &Standing<'_>, now: Timestamp) -> VolumeSplitStat
 /// The planner's reason, and what each pool had to say, in one sentence an operator can act on.
 fn explain(infeasible: &Infeasible) -> String {
     let mut text = infeasible.reason.clone();
-    for verdict in infeasible.pools.iter().take(MAX_VERDICTS) {
+    // What could give something is of more use to the reader than what could not.
+    let mut verdicts: Vec<_> = infeasible.pools.iter().collect();
+    verdicts.sort_by_key(|verdict| verdict.usable.is_zero());
+    for verdict in verdicts.into_iter().take(MAX_VERDICTS) {
         text.push_str(&format!("; {}/{}: {}", verdict.node, verdict.pool, verdict.reason));
     }
     if let Some(more) = infeasible.pools.len().checked_sub(MAX_VERDICTS).filter(|more| *more > 0) {

@@ -113,6 +113,7 @@ pub(super) fn split(name: &str, gib: u64) -> VolumeSplit {
             branches: Vec::new(),
             next_index: 0,
             attached: Vec::new(),
+            used: false,
         },
         status: VolumeSplitStatus::default(),
     }
@@ -236,7 +237,14 @@ async fn a_volume_that_does_not_fit_says_what_would_and_binds_when_there_is_room
     let still = condition(&split.status.conditions, "Pending").unwrap();
     assert_eq!(still.last_transition_time, since, "it has been pending all the time");
     bench.start_node("n2", &[("b", 10, 10)]).await;
+    let wanted = |s: Option<&VolumeSplit>| {
+        s.and_then(|s| condition(&s.status.conditions, "Pending"))
+            .is_some_and(|c| c.message.contains("until there are network transports"))
+    };
+    eventually(bench.store.splits(), "v", wanted).await.unwrap();
+    bench.start_node("n3", &[("a", 10, 10), ("b", 10, 10)]).await;
     let split = bench.ready("v").await;
+    assert!(split.spec.branches.iter().all(|b| b.node.as_str() == "n3"), "{:?}", split.spec.branches);
     assert_eq!(split.status.largest, None);
     assert!(counters.read().infeasible >= 2);
     assert_eq!(counters.read().waiting, 0);
@@ -246,7 +254,7 @@ async fn a_volume_that_does_not_fit_says_what_would_and_binds_when_there_is_room
 async fn a_refused_branch_is_planned_elsewhere_under_a_new_number_and_bound_ones_stay() {
     let mut bench = Bench::new();
     // "a" reports room that it does not have.
-    bench.start_node("n1", &[("a", 40, 0)]).await;
+    bench.start_node("n1", &[("a", 60, 0)]).await;
     bench.start_node("n2", &[("b", 20, 20), ("c", 30, 30)]).await;
     let counters = bench.start_splitter();
     bench.ask("v", 50).await;

@@ -3,7 +3,7 @@
 use super::{ControllerError, ControllerService};
 use crate::csi::{parse, proto, signed};
 use crate::domain::policy::Policy;
-use crate::domain::split::{self, Request};
+use crate::domain::split::{self, Reach, Request};
 use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName};
 use crate::store::Selector;
@@ -38,13 +38,17 @@ impl ControllerService {
             self.store.splits().list(&Selector::All),
             self.store.branches().list(&Selector::All),
         )?;
-        let mut pools = pool_views(&nodes, &splits, &branches);
-        // A branch can be used only on the node that holds it, as long as there are no network transports.
-        pools.retain(|pool| node.as_ref().is_none_or(|node| pool.node == *node));
-        let topology = node.iter().cloned().collect();
-        // The size does not matter to the question.
-        let request = Request { size: Bytes::ZERO, limit: None, mode, consumer: node, topology };
-        let room = split::capacity(&request, policy, &pools);
+        let pools = pool_views(&nodes, &splits, &branches);
+        let room = match &node {
+            Some(node) => split::capacity_on(node, mode, policy, &pools),
+            None => {
+                let (limit, consumer, topology) = (None, None, Vec::new());
+                // The size does not matter to the question.
+                let size = Bytes::ZERO;
+                let request = Request { size, limit, mode, consumer, topology, reach: Reach::default() };
+                split::capacity(&request, policy, &pools)
+            }
+        };
         Ok(proto::GetCapacityResponse {
             available_capacity: signed(room.total.get()),
             maximum_volume_size: Some(signed(room.maximum_volume_size.get())),

@@ -61,6 +61,7 @@ pub(in crate::csi) fn create_volume(
         branches: Vec::new(),
         next_index: 0,
         attached: Vec::new(),
+        used: false,
     })
 }
 

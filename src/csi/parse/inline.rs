@@ -86,6 +86,7 @@ pub(in crate::csi) fn inline(
         branches: Vec::new(),
         next_index: 0,
         attached: Vec::new(),
+        used: false,
     };
     let publish = PublishRequest {
         volume,

@@ -20,6 +20,7 @@ fn wanted(name: &str) -> VolumeSplitSpec {
         branches: Vec::new(),
         next_index: 0,
         attached: Vec::new(),
+        used: false,
     }
 }
 

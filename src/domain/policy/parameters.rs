@@ -81,7 +81,7 @@ const PARAMETERS: &[Parameter] = &[
         values: "fewest, balanced or spread",
         default: "fewest",
         meaning: "fewest: as few branches as fit, one of them best-fit; balanced: in proportion to free space; \
-                  spread: over as many nodes as possible.",
+                  spread: over as many nodes as possible, or over the disks of the one node that a volume is on.",
         set: |policy, value| {
             let known = [
                 ("fewest", Strategy::Fewest),

@@ -34,9 +34,9 @@ pub(super) fn candidates<O: Overhead>(
     filters: &Filters<'_>,
     scale: &Scale<'_, O>,
     policy: &Policy,
-    pools: &[PoolView],
+    pools: &[&PoolView],
 ) -> (Vec<Candidate>, Vec<Range<usize>>) {
-    let prefer = policy.placement == Placement::PreferLocal;
+    let prefer = policy.placement == Placement::PreferLocal && filters.tie().is_none();
     let mut found = Vec::with_capacity(pools.len());
     let mut nodes = Nodes::default();
     for (at, view) in pools.iter().enumerate() {
@@ -134,7 +134,7 @@ fn node_by_node(found: &[Found], nodes: usize) -> Vec<Found> {
 
 /// Adds a node's candidates to `kept`, the largest first; of those that share a filesystem only the one that can give the
 /// most.
-fn keep_one_per_filesystem(pools: &[PoolView], group: &mut [Found], kept: &mut Vec<Candidate>) {
+fn keep_one_per_filesystem(pools: &[&PoolView], group: &mut [Found], kept: &mut Vec<Candidate>) {
     let pool = |candidate: &Candidate| &pools[candidate.at()].pool;
     group.sort_unstable_by(|Found { candidate: a, .. }, Found { candidate: b, .. }| {
         b.room.cmp(&a.room).then_with(|| pool(a).name.cmp(&pool(b).name))

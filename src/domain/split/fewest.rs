@@ -12,7 +12,7 @@ use crate::domain::pool::PoolView;
 /// The search for one plan: two sides, the first preferred (local and remote, or one of them empty).
 pub(super) struct Search<'a, O> {
     pub(super) scale: &'a Scale<'a, O>,
-    pub(super) pools: &'a [PoolView],
+    pub(super) pools: &'a [&'a PoolView],
     pub(super) sides: [&'a Side<'a>; 2],
     /// Both together.
     pub(super) both: &'a Side<'a>,

@@ -9,6 +9,8 @@
 //!   be made as small as the rest, and nothing else works; never more than the limit. Images are multiples of 4 KiB.
 //! - A volume is in a filesystem at most once: a second branch on the same disk buys nothing.
 //! - All strategies accept the same requests; they differ in what they choose.
+//! - How many nodes a volume may be on together is [`Reach`]. A volume on one node goes to the consumer's, where that is
+//!   known; else to the node where it takes the fewest branches and that keeps the most room, so that volumes spread.
 //!
 //! The time grows with the number of pools, the branches' number aside: filters look at each pool once, and only the best
 //! `maxBranches` pools of each format are sorted.
@@ -62,6 +64,19 @@ pub struct PlannedBranch {
     pub fs_type: Option<FsType>,
 }
 
+/// Which nodes the branches of one volume may be on together.
+///
+/// It follows from the transports: a branch serves its own node only, until there is one that reaches others. This is the
+/// one place that says so; the default is what this version can do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Reach {
+    /// All on one node: the consumer's, where it is known.
+    #[default]
+    OneNode,
+    /// Any.
+    AnyNode,
+}
+
 /// What is to be planned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
@@ -75,6 +90,8 @@ pub struct Request {
     pub consumer: Option<NodeName>,
     /// Nodes that may use it (accessible topology); empty: any.
     pub topology: Vec<NodeName>,
+    /// Which nodes its branches may be on together.
+    pub reach: Reach,
 }
 
 /// A feasible split.
@@ -133,20 +150,54 @@ pub struct Capacity {
 ///
 /// # Errors
 /// [`Infeasible`] where no plan exists under the policy.
-pub fn plan(request: &Request, policy: &Policy, pools: &[PoolView]) -> Result<Plan, Infeasible> {
+pub fn plan<'a>(
+    request: &'a Request,
+    policy: &'a Policy,
+    pools: impl IntoIterator<Item = &'a PoolView>,
+) -> Result<Plan, Infeasible> {
     Planner::new(&Real, request, policy, pools).plan()
 }
 
 /// Usable bytes of the largest volume that [`plan`] would accept in place of `request.size`; zero where there is none.
 #[must_use]
-pub fn largest(request: &Request, policy: &Policy, pools: &[PoolView]) -> Bytes {
+pub fn largest<'a>(
+    request: &'a Request,
+    policy: &'a Policy,
+    pools: impl IntoIterator<Item = &'a PoolView>,
+) -> Bytes {
     Planner::new(&Real, request, policy, pools).largest()
 }
 
 /// What there is for volumes like `request`, whatever its size.
 #[must_use]
-pub fn capacity(request: &Request, policy: &Policy, pools: &[PoolView]) -> Capacity {
+pub fn capacity<'a>(
+    request: &'a Request,
+    policy: &'a Policy,
+    pools: impl IntoIterator<Item = &'a PoolView>,
+) -> Capacity {
     Planner::new(&Real, request, policy, pools).capacity()
+}
+
+/// What there is for volumes that are used on `node`: what the scheduler must know of it. Pools of nodes that cannot
+/// serve it count for nothing.
+#[must_use]
+pub fn capacity_on<'a>(
+    node: &NodeName,
+    mode: VolumeMode,
+    policy: &Policy,
+    pools: impl IntoIterator<Item = &'a PoolView>,
+) -> Capacity {
+    let request = Request {
+        // The size does not matter to the question.
+        size: Bytes::ZERO,
+        limit: None,
+        mode,
+        consumer: Some(node.clone()),
+        topology: vec![node.clone()],
+        reach: Reach::default(),
+    };
+    let pools: Vec<&PoolView> = pools.into_iter().collect();
+    Planner::new(&Real, &request, policy, pools).capacity()
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use crate::domain::volume::VolumeMode;
 pub(super) struct Planner<'a, O> {
     pub(super) request: &'a Request,
     pub(super) policy: &'a Policy,
-    pub(super) pools: &'a [PoolView],
+    pub(super) pools: Vec<&'a PoolView>,
     pub(super) filters: Filters<'a>,
     pub(super) scale: Scale<'a, O>,
     /// Pools that qualify, node by node, the largest of a node first, one per filesystem.
@@ -49,16 +49,14 @@ impl<'a, O: Overhead> Planner<'a, O> {
         overhead: &'a O,
         request: &'a Request,
         policy: &'a Policy,
-        pools: &'a [PoolView],
+        pools: impl IntoIterator<Item = &'a PoolView>,
     ) -> Self {
+        let pools: Vec<&PoolView> = pools.into_iter().collect();
         let filters = Filters::new(request, policy);
         let scale = Scale::new(overhead, policy, request.mode);
-        let (candidates, by_node) = candidates(&filters, &scale, policy, pools);
-        let groups = if policy.placement == Placement::Local {
-            by_node
-        } else {
-            std::iter::once(0..candidates.len()).collect()
-        };
+        let (candidates, by_node) = candidates(&filters, &scale, policy, &pools);
+        let groups =
+            if filters.tie().is_some() { by_node } else { std::iter::once(0..candidates.len()).collect() };
         let least = usize::try_from(policy.min_branches).unwrap_or(usize::MAX).max(1);
         let most = match request.mode {
             VolumeMode::Filesystem => usize::try_from(policy.max_branches).unwrap_or(usize::MAX),
@@ -72,6 +70,11 @@ impl<'a, O: Overhead> Planner<'a, O> {
             Some(draft) => Ok(self.finish(draft)),
             None => Err(self.refuse()),
         }
+    }
+
+    /// Whether there is a plan.
+    pub(super) fn feasible(&self) -> bool {
+        self.solve(self.want(self.request.size)).is_some()
     }
 
     fn want(&self, size: Bytes) -> Want {
@@ -93,7 +96,8 @@ impl<'a, O: Overhead> Planner<'a, O> {
         self.groups.iter().map(|group| &self.candidates[group.clone()])
     }
 
-    /// The node for a volume that must be on one: the fewest branches, then the least room, then the name.
+    /// The node for a volume that must be on one: the fewest branches, then the most room, so that volumes spread, then the
+    /// name. Only `fewest` asks for few branches; the other strategies go where the most room is.
     fn best_node(&self, want: Want) -> Option<&[Candidate]> {
         // A branch is worth no more than its room: so many branches it takes at least. Nodes are asked in the order of
         // that bound, and once it is not better than what was found, no later one can be.
@@ -104,7 +108,8 @@ impl<'a, O: Overhead> Planner<'a, O> {
                 sum >= u128::from(want.size)
             })?;
             let room: u128 = group.iter().map(|candidate| u128::from(candidate.room)).sum();
-            Some((enough + 1, room))
+            let fewest = if self.policy.strategy == Strategy::Fewest { enough + 1 } else { 0 };
+            Some((fewest, Reverse(room)))
         };
         let mut nodes: Vec<_> =
             self.groups().filter_map(|group| bound(group).map(|bound| (bound, group))).collect();
@@ -116,7 +121,8 @@ impl<'a, O: Overhead> Planner<'a, O> {
                 break;
             }
             let Some(draft) = self.fewest(&self.sides(group), want) else { continue };
-            let score = (draft.branches.len(), room);
+            let count = if self.policy.strategy == Strategy::Fewest { draft.branches.len() } else { 0 };
+            let score = (count, room);
             if best.is_none_or(|(best, _)| score < best) {
                 best = Some((score, group));
             }
@@ -142,7 +148,8 @@ impl<'a, O: Overhead> Planner<'a, O> {
     fn by_strategy(&self, sides: &Sides<'_>, want: Want) -> Option<Draft> {
         let shaped = Shaped {
             scale: &self.scale,
-            pools: self.pools,
+            pools: &self.pools,
+            one_node: self.filters.tie().is_some(),
             group: &sides.both().all,
             sides: [&sides.local, &sides.remote],
             count: self.count.clone(),
@@ -161,7 +168,7 @@ impl<'a, O: Overhead> Planner<'a, O> {
     fn fewest(&self, sides: &Sides<'_>, want: Want) -> Option<Draft> {
         let search = Search {
             scale: &self.scale,
-            pools: self.pools,
+            pools: &self.pools,
             sides: [&sides.local, &sides.remote],
             both: sides.both(),
             count: self.count.clone(),
@@ -171,7 +178,7 @@ impl<'a, O: Overhead> Planner<'a, O> {
     }
 
     fn side<'c>(&self, all: Cow<'c, [Candidate]>) -> Side<'c> {
-        Side::new(&self.scale, self.pools, all, *self.count.end())
+        Side::new(&self.scale, &self.pools, all, *self.count.end())
     }
 
     fn sides<'c>(&self, group: &'c [Candidate]) -> Sides<'c> {
@@ -254,10 +261,10 @@ impl<'a, O: Overhead> Planner<'a, O> {
                 let at = piece.space.pool.at();
                 (!self.filters.is_local(&self.pools[at].node), Some(at) == rest, Reverse(piece.size))
             };
-            key(a).cmp(&key(b)).then_with(|| by_name(self.pools, a.space.pool.at(), b.space.pool.at()))
+            key(a).cmp(&key(b)).then_with(|| by_name(&self.pools, a.space.pool.at(), b.space.pool.at()))
         });
         let branch = |(index, piece): (u32, Piece)| {
-            let view = &self.pools[piece.space.pool.at()];
+            let view = self.pools[piece.space.pool.at()];
             PlannedBranch {
                 index,
                 node: view.node.clone(),

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::planner::Planner;
 use super::space::{Candidate, Overhead, by_name};
-use super::{Infeasible, PoolVerdict};
-use crate::domain::policy::Placement;
+use super::{Infeasible, PoolVerdict, Reach, Request};
+use crate::domain::placement::Tie;
 use crate::domain::pool::PoolView;
 use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName};
@@ -17,16 +17,16 @@ impl<O: Overhead> Planner<'_, O> {
         let candidates: HashMap<usize, Candidate> =
             self.candidates.iter().map(|candidate| (candidate.at(), *candidate)).collect();
         let mut order: Vec<usize> = (0..self.pools.len()).collect();
-        order.sort_by(|a, b| by_name(self.pools, *a, *b));
+        order.sort_by(|a, b| by_name(&self.pools, *a, *b));
         let mut briefs: BTreeMap<String, usize> = BTreeMap::new();
         let mut verdicts = Vec::with_capacity(order.len());
         let mut by_node: HashMap<&NodeName, Vec<&PoolView>> = HashMap::new();
         for candidate in candidates.values() {
-            let view = &self.pools[candidate.at()];
+            let view = self.pools[candidate.at()];
             by_node.entry(&view.node).or_default().push(view);
         }
         for at in order {
-            let view = &self.pools[at];
+            let view = self.pools[at];
             let allocatable = view.pool.allocatable();
             let (usable, brief, reason) = match candidates.get(&at) {
                 Some(candidate) => {
@@ -97,6 +97,14 @@ impl<O: Overhead> Planner<'_, O> {
         format!("{}; {pools}", self.obstacle(largest))
     }
 
+    /// Whether it is only for the lack of transports that nothing fits.
+    fn would_fit_over_nodes(&self) -> bool {
+        let request = Request { reach: Reach::AnyNode, ..self.request.clone() };
+        let pools = self.pools.iter().copied();
+        self.filters.tie() == Some(Tie::Reach)
+            && Planner::new(self.scale.overhead, &request, self.policy, pools).feasible()
+    }
+
     /// What stands in the way, the pools' own reasons aside.
     fn obstacle(&self, largest: Bytes) -> String {
         let size = self.request.size.shown();
@@ -111,7 +119,7 @@ impl<O: Overhead> Planner<'_, O> {
         }
         let most = self.groups().map(<[Candidate]>::len).max().unwrap_or(0);
         if usize::try_from(minimum).unwrap_or(usize::MAX) > most && minimum > 1 {
-            let place = if self.policy.placement == Placement::Local { " on one node" } else { "" };
+            let place = if self.filters.tie().is_some() { " on one node" } else { "" };
             return format!(
                 "minBranches {minimum} needs as many filesystems{place}, and only {most} can be used"
             );
@@ -138,6 +146,20 @@ impl<O: Overhead> Planner<'_, O> {
             return format!(
                 "{size} does not fit within the limit: the smallest volume that fits is {}",
                 smallest.shown()
+            );
+        }
+        if self.would_fit_over_nodes() {
+            let (fits, there) = match &self.request.consumer {
+                Some(node) => (format!("does not fit on node {node}, where it is used"), "there"),
+                None => ("would fit over several nodes only".to_owned(), "on one"),
+            };
+            let room = if largest.is_zero() {
+                format!("no volume fits {there} now")
+            } else {
+                format!("the largest volume that fits {there} now is {}", largest.shown())
+            };
+            return format!(
+                "{size} {fits}, and a volume is placed on one node until there are network transports: {room}"
             );
         }
         if largest.is_zero() {

@@ -15,11 +15,13 @@ const ATTEMPTS: usize = 4;
 
 pub(super) struct Shaped<'a, O> {
     pub(super) scale: &'a Scale<'a, O>,
-    pub(super) pools: &'a [PoolView],
+    pub(super) pools: &'a [&'a PoolView],
     /// All candidates, node by node, the largest of a node first.
     pub(super) group: &'a [Candidate],
     /// The same, the preferred ones first; may be empty.
     pub(super) sides: [&'a Side<'a>; 2],
+    /// They are all on one node, so that spreading is over its disks.
+    pub(super) one_node: bool,
     pub(super) count: RangeInclusive<usize>,
     pub(super) want: Want,
 }
@@ -53,7 +55,7 @@ impl<O: Overhead> Shaped<'_, O> {
     }
 
     /// Over as many nodes as possible, the shares as equal as the pools allow; a node's second disk only where the first
-    /// ones are not enough.
+    /// ones are not enough. Where all must be on one node: over as many of its disks as possible.
     pub(super) fn spread(&self) -> Option<Draft> {
         let (first, second) = self.first_and_further();
         let most = *self.count.end();
@@ -77,7 +79,7 @@ impl<O: Overhead> Shaped<'_, O> {
 
     /// The best disk of each node, and all others; each the preferred ones before, then the largest first.
     fn first_and_further(&self) -> (Vec<Space>, Vec<Space>) {
-        let (first, further) = self.group.iter().partition(|candidate| candidate.first);
+        let (first, further) = self.group.iter().partition(|candidate| self.one_node || candidate.first);
         let ranked = |candidates: Vec<Candidate>| {
             let side = Side::new(self.scale, self.pools, candidates.into(), *self.count.end());
             let mut spaces = side.ranked;

@@ -98,7 +98,7 @@ struct Limits {
 
 /// Sizes and what they are worth, under one policy.
 pub(super) struct Scale<'a, O> {
-    overhead: &'a O,
+    pub(super) overhead: &'a O,
     quantum: u64,
     fs: Option<FsType>,
     raw: bool,
@@ -227,8 +227,8 @@ impl<'a, O: Overhead> Scale<'a, O> {
 }
 
 /// The order of pools that are worth the same: by node, then name.
-pub(super) fn by_name(pools: &[PoolView], a: usize, b: usize) -> Ordering {
-    let (a, b) = (&pools[a], &pools[b]);
+pub(super) fn by_name(pools: &[&PoolView], a: usize, b: usize) -> Ordering {
+    let (a, b) = (pools[a], pools[b]);
     a.node.cmp(&b.node).then_with(|| a.pool.name.cmp(&b.pool.name))
 }
 
@@ -256,7 +256,7 @@ impl<'c> Side<'c> {
     /// what is, so that no plan needs it.
     pub(super) fn new<O: Overhead>(
         scale: &Scale<'_, O>,
-        pools: &[PoolView],
+        pools: &[&PoolView],
         all: Cow<'c, [Candidate]>,
         most: usize,
     ) -> Self {
@@ -293,7 +293,7 @@ impl<'c> Side<'c> {
     }
 
     /// A side of these spaces.
-    pub(super) fn of(pools: &[PoolView], all: Cow<'c, [Candidate]>, mut ranked: Vec<Space>) -> Self {
+    pub(super) fn of(pools: &[&PoolView], all: Cow<'c, [Candidate]>, mut ranked: Vec<Space>) -> Self {
         ranked.sort_unstable_by(|a, b| {
             (b.whole, b.full).cmp(&(a.whole, a.full)).then_with(|| by_name(pools, a.pool.at(), b.pool.at()))
         });

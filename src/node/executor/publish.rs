@@ -15,7 +15,8 @@ const SHARE: u64 = 100;
 /// See [`SHARE`].
 const STEP: Bytes = Bytes::mib(64);
 
-/// Even small news are published this often.
+/// Even small news are published this often, and that there are none: others take a node that is silent for several times
+/// this for one whose agent does not run.
 const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(300);
 
 /// Writes attempted against others' before the next measurement takes over.
@@ -41,7 +42,8 @@ impl Published {
         let due = self.at.is_none_or(|at| at.elapsed() >= HEARTBEAT);
         let news = match &self.status {
             None => true,
-            Some(old) if after_change || due => old.pools != pools,
+            Some(_) if due => true,
+            Some(old) if after_change => old.pools != pools,
             Some(old) => is_news(&old.pools, &pools),
         };
         if !news {
@@ -81,14 +83,15 @@ async fn write(
             nodes.create(StorageNode { meta, spec, status: StorageNodeStatus::default() }).await?
         }
     };
-    let before = object.status.clone();
+    let conditions = std::mem::take(&mut object.status.conditions);
     object.status = StorageNodeStatus {
         labels: facts.labels.clone(),
         pools: pools.to_vec(),
         agent_version: facts.agent_version.clone(),
         mergerfs_version: facts.mergerfs_version.clone(),
         kernel: facts.kernel.clone(),
-        conditions: before.conditions.clone(),
+        heartbeat: Some(Timestamp::now()),
+        conditions,
     };
     let bad: Vec<&PoolReport> = pools.iter().filter(|p| p.state != PoolState::Ready).collect();
     let (ready, reason, message) = match bad.first() {
@@ -99,9 +102,6 @@ async fn write(
         }
     };
     set_condition(&mut object.status.conditions, Timestamp::now(), "Ready", ready, reason, &message);
-    if object.status == before {
-        return Ok(before);
-    }
     Ok(nodes.update_status(object).await?.status)
 }
 

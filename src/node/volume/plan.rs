@@ -196,6 +196,7 @@ mod tests {
                 next_index: 0,
                 branches: planned,
                 attached: Vec::new(),
+                used: false,
             },
             status: VolumeSplitStatus::default(),
         };

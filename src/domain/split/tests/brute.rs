@@ -41,7 +41,7 @@ fn everything(shape: Shape, policy: &Policy, request: &Request, places: &[Place]
         let one_node = chosen.iter().all(|place| place.node == chosen[0].node);
         if chosen.len() < policy.min_branches as usize
             || chosen.len() > policy.max_branches as usize
-            || (policy.placement == Placement::Local && !one_node)
+            || ((policy.placement == Placement::Local || request.reach == Reach::OneNode) && !one_node)
         {
             continue;
         }
@@ -102,6 +102,7 @@ prop_compose! {
         slack in prop_oneof![Just(None), (0_u64..5000).prop_map(Some)],
         (least, more) in (1_u32..=3, 0_u32..=3),
         consumer in prop_oneof![Just(None), Just(Some("n0"))],
+        reach in prop_oneof![Just(Reach::OneNode), Just(Reach::AnyNode)],
         (strategy, placement, format) in (strategies(), placements(), formats()),
         fs_type in prop_oneof![Just(FsType::Ext4), Just(FsType::Xfs), Just(FsType::Btrfs)],
     ) -> (Request, Policy, Vec<PoolView>) {
@@ -119,6 +120,7 @@ prop_compose! {
         let request = Request {
             limit: slack.map(|slack| Bytes::new(size + slack)),
             consumer: consumer.map(|node| node.parse().unwrap()),
+            reach,
             ..request(Bytes::new(size))
         };
         (request, policy, pools)

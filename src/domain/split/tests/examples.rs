@@ -89,7 +89,7 @@ fn a_local_volume_without_a_known_consumer_lies_on_one_node() {
         enforced("b", "b1", gib(50)),
         enforced("c", "c1", gib(11)),
     ];
-    is(sizes(&request(gib(10)), &policy, &pools), &[("c1", 10)]);
+    is(sizes(&request(gib(10)), &policy, &pools), &[("b1", 10)]);
     let on_a = Request { topology: vec![node("a")], ..request(gib(10)) };
     is(sizes(&on_a, &policy, &pools), &[("a1", 6), ("a2", 4)]);
     let refused = refusal(&Request { consumer: Some(node("c")), ..request(gib(12)) }, &policy, &pools);
@@ -99,6 +99,67 @@ fn a_local_volume_without_a_known_consumer_lies_on_one_node() {
         "{}",
         refused.reason
     );
+}
+
+#[test]
+fn a_volume_on_one_node_takes_the_fewest_branches_then_the_node_with_the_most_room() {
+    let one = |size| Request { reach: Reach::OneNode, ..request(gib(size)) };
+    let pools = [
+        enforced("a", "a1", gib(6)),
+        enforced("a", "a2", gib(6)),
+        enforced("b", "b1", gib(8)),
+        enforced("c", "c1", gib(9)),
+        enforced("d", "d1", gib(9)),
+    ];
+    is(sizes(&one(5), &Policy::default(), &pools), &[("a1", 5)]);
+    is(sizes(&one(8), &Policy::default(), &pools), &[("c1", 8)]);
+    is(sizes(&one(10), &Policy::default(), &pools), &[("a1", 6), ("a2", 4)]);
+    is(sizes(&one(5), &strategy(Strategy::Balanced), &pools), &[("a1", 3), ("a2", 2)]);
+    let on_b = Request { consumer: Some(node("b")), ..one(5) };
+    is(sizes(&on_b, &strategy(Strategy::Fewest), &pools), &[("b1", 5)]);
+}
+
+#[test]
+fn spreading_on_one_node_is_over_its_disks() {
+    let pools = [enforced("a", "a1", gib(60)), enforced("a", "a2", gib(60)), enforced("a", "a3", gib(60))];
+    let one = Request { reach: Reach::OneNode, ..request(gib(9)) };
+    is(sizes(&one, &strategy(Strategy::Spread), &pools), &[("a1", 3), ("a2", 3), ("a3", 3)]);
+}
+
+#[test]
+fn a_refusal_says_when_it_is_for_the_lack_of_transports() {
+    let pools = [enforced("a", "a1", gib(40)), enforced("b", "b1", gib(60))];
+    let one = |size| Request { reach: Reach::OneNode, ..request(gib(size)) };
+    let reason = |request: &Request| refusal(request, &strategy(Strategy::Fewest), &pools).reason;
+    assert_eq!(
+        reason(&one(80)),
+        "80Gi would fit over several nodes only, and a volume is placed on one node until there are network transports: \
+         the largest volume that fits on one now is 60Gi; 2 of 2 pools qualify"
+    );
+    let used = Request { consumer: Some(node("a")), ..one(50) };
+    assert!(
+        reason(&used).starts_with(
+            "50Gi does not fit on node a, where it is used, and a volume is placed on one node until there are network \
+             transports: the largest volume that fits there now is 40Gi"
+        ),
+        "{}",
+        reason(&used)
+    );
+    assert!(reason(&one(101)).starts_with("101Gi does not fit: the largest volume that fits now is 60Gi"));
+    let elsewhere = Request { consumer: Some(node("c")), ..one(1) };
+    assert!(reason(&elsewhere).contains("no volume fits there now"), "{}", reason(&elsewhere));
+}
+
+#[test]
+fn the_capacity_of_a_node_is_that_of_its_own_pools() {
+    let pools = [enforced("a", "a1", gib(40)), enforced("a", "a2", gib(10)), enforced("b", "b1", gib(60))];
+    let on = |name| capacity_on(&node(name), VolumeMode::Filesystem, &Policy::default(), &pools);
+    assert_eq!((on("a").total, on("a").maximum_volume_size), (gib(50), gib(50)));
+    assert_eq!((on("b").total, on("b").maximum_volume_size), (gib(60), gib(60)));
+    assert!(on("c").total.is_zero());
+    let all =
+        capacity(&Request { reach: Reach::OneNode, ..request(Bytes::ZERO) }, &Policy::default(), &pools);
+    assert_eq!((all.total, all.maximum_volume_size), (gib(110), gib(60)));
 }
 
 #[test]

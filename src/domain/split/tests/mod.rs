@@ -29,7 +29,14 @@ fn enforced(node: &str, name: &str, allocatable: Bytes) -> PoolView {
 }
 
 fn request(size: Bytes) -> Request {
-    Request { size, limit: None, mode: VolumeMode::Filesystem, consumer: None, topology: Vec::new() }
+    Request {
+        size,
+        limit: None,
+        mode: VolumeMode::Filesystem,
+        consumer: None,
+        topology: Vec::new(),
+        reach: Reach::AnyNode,
+    }
 }
 
 /// Overheads of several characters.

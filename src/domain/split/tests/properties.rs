@@ -14,6 +14,7 @@ prop_compose! {
         consumer in prop_oneof![Just(None), Just(Some("n0")), Just(Some("elsewhere"))],
         topology in prop::collection::vec(prop_oneof![Just("n0"), Just("n1")], 0..3),
         block in prop::bool::weighted(0.1),
+        reach in prop_oneof![Just(Reach::OneNode), Just(Reach::AnyNode)],
         (strategy, placement, format, unenforced) in (strategies(), placements(), formats(), any::<bool>()),
     ) -> (Request, Policy, Vec<PoolView>) {
         let request = Request {
@@ -22,6 +23,7 @@ prop_compose! {
             mode: if block { VolumeMode::Block } else { VolumeMode::Filesystem },
             consumer: consumer.map(|node| node.parse().unwrap()),
             topology: topology.into_iter().map(|node| node.parse().unwrap()).collect(),
+            reach,
         };
         let policy = Policy {
             quantum: Bytes::new(quantum),
@@ -103,7 +105,7 @@ fn check(
             || plan.branches.iter().any(|branch| branch.size == least(branch)),
         "more than was asked for, and no branch is as small as can be"
     );
-    if policy.placement == Placement::Local {
+    if policy.placement == Placement::Local || request.reach == Reach::OneNode {
         let node = request.consumer.as_ref().unwrap_or(&plan.branches[0].node);
         prop_assert!(plan.branches.iter().all(|branch| branch.node == *node));
         prop_assert!(request.topology.is_empty() || request.topology.contains(node));

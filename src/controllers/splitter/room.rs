@@ -1,0 +1,58 @@
+//! Where branches can go: the pools, and the nodes that can be expected to act.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::index::PoolKey;
+use crate::domain::NodeName;
+use crate::domain::pool::PoolView;
+
+/// A node that published nothing for this long has no agent that runs: three of its heartbeats, and far more than clocks
+/// of a cluster differ by.
+pub(super) const SILENCE: Duration = Duration::from_secs(15 * 60);
+
+/// A branch that was not bound for this long after it was asked for, because its node fails to make it or is silent, is
+/// planned anew where another place exists: far more than the slowest disk takes.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5 * 60);
+
+/// The pools of all nodes, with what can still be promised of each.
+pub(super) trait Pools {
+    /// All of them, by node and as the node lists them.
+    fn all(&self) -> Vec<&PoolView>;
+    /// Those of one node.
+    fn of(&self, node: &NodeName) -> &[PoolView];
+    /// When the node published last; `None` where that is not known.
+    fn heartbeat(&self, node: &NodeName) -> Option<Timestamp>;
+}
+
+/// Where a volume's branches can go.
+pub(super) struct Room<'a> {
+    /// All pools.
+    pub(super) pools: &'a dyn Pools,
+    /// Pools that failed to hold a branch of this volume lately.
+    pub(super) excluded: &'a [PoolKey],
+}
+
+impl Room<'_> {
+    /// Whether the node published nothing for so long that its agent cannot run.
+    pub(super) fn is_silent(&self, node: &NodeName, now: Timestamp) -> bool {
+        is_silent(self.pools.heartbeat(node), now)
+    }
+
+    /// When the node will be taken for silent, if it publishes nothing more.
+    pub(super) fn silent_from(&self, node: &NodeName) -> Option<Timestamp> {
+        after(self.pools.heartbeat(node)?, SILENCE)
+    }
+}
+
+/// Whether a node that published last at `heartbeat` has been silent for too long. One whose heartbeat is not known is
+/// not.
+pub(super) fn is_silent(heartbeat: Option<Timestamp>, now: Timestamp) -> bool {
+    heartbeat.and_then(|at| after(at, SILENCE)).is_some_and(|end| end <= now)
+}
+
+/// `at` and `wait` later; `None` beyond the end of time.
+pub(super) fn after(at: Timestamp, wait: Duration) -> Option<Timestamp> {
+    at.checked_add(SignedDuration::try_from(wait).ok()?).ok()
+}
