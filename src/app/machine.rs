@@ -60,7 +60,7 @@ impl Machine for LocalMachine {
     }
 
     fn counters(&self) -> Counters {
-        Counters { csi: self.csi.snapshot(), splitter: self.splits.read() }
+        Counters { csi: self.csi.snapshot(), splitter: self.splits.read(), store: self.store.figures() }
     }
 
     fn process_memory(&self, pid: i32) -> Option<u64> {

@@ -18,11 +18,14 @@ pub const MAX_NAME: usize = 63;
 /// The longest node name, in bytes: a Kubernetes object name holds 253 (RFC 1123 subdomain).
 pub const MAX_NODE_NAME: usize = 253;
 
+/// What a name looks like (RFC 1123 subdomain), besides its length.
+const PATTERN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$";
+
 /// A name was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Snafu)]
 #[snafu(display(
     "{kind} name {name:?} is not valid: use 1 to {max} lower-case letters, digits, '-' and '.', \
-     beginning and ending with a letter or digit"
+     with a letter or digit at its ends and beside each '.'"
 ))]
 pub struct InvalidId {
     kind: &'static str,
@@ -37,7 +40,7 @@ fn check(kind: &'static str, name: &str, max: usize) -> Result<(), InvalidId> {
         && name.bytes().all(|b| plain(b) || b == b'-' || b == b'.')
         && name.bytes().next().is_some_and(plain)
         && name.bytes().last().is_some_and(plain)
-        && !name.contains("..");
+        && !["..", ".-", "-."].iter().any(|pair| name.contains(pair));
     if ok { Ok(()) } else { Err(InvalidId { kind, name: name.chars().take(2 * max).collect(), max }) }
 }
 
@@ -46,7 +49,7 @@ macro_rules! name {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
         #[serde(try_from = "String", into = "String")]
-        #[schemars(with = "String")]
+        #[schemars(with = "String", extend("minLength" = 1, "maxLength" = $max, "pattern" = PATTERN))]
         pub struct $type(String);
 
         impl $type {
@@ -165,9 +168,10 @@ mod tests {
 
     #[test]
     fn names_that_could_leave_a_directory_or_break_a_branch_list_are_refused() {
-        for bad in
-            ["", ".", "..", "a/b", "a..b", "-a", "a-", "A", "a:b", "a=b", "a,b", "a*", "ä", "a b", "a\n"]
-        {
+        for bad in [
+            "", ".", "..", "a/b", "a..b", "a.-b", "a-.b", "-a", "a-", "A", "a:b", "a=b", "a,b", "a*", "ä",
+            "a b", "a\n",
+        ] {
             assert!(bad.parse::<PoolName>().is_err(), "{bad:?} was accepted");
         }
         assert!("x".repeat(64).parse::<PoolName>().is_err());

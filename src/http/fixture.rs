@@ -114,6 +114,7 @@ impl Default for FakeMachine {
                 refused_options: Vec::new(),
             },
             counters: Counters {
+                store: crate::store::Figures::default(),
                 csi: vec![calls],
                 splitter: SplitterFigures { plans: 3, ..SplitterFigures::default() },
             },

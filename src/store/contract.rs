@@ -12,10 +12,12 @@ use futures::stream::BoxStream;
 
 use super::object::{
     Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_NODE, LABEL_VOLUME, Meta, Object,
-    StorageNode, StorageNodeSpec, StorageNodeStatus, Version,
+    StorageNode, StorageNodeSpec, StorageNodeStatus, Version, VolumeSplit, VolumeSplitSpec,
+    VolumeSplitStatus,
 };
 use super::{Collection, Event, Selector, Store, StoreError};
 use crate::domain::split::BranchFormat;
+use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, NodeName, VolumeId};
 
 /// Bounds each wait for an event, so that a store that loses one fails the test instead of hanging it.
@@ -40,7 +42,6 @@ macro_rules! store_contract {
             lists_are_ordered_by_name_and_selected
             a_watch_begins_with_what_is_there_and_is_then_ready
             a_watch_sees_every_later_change_and_deletion
-            an_object_that_is_no_longer_selected_is_deleted_for_its_watch
             an_object_made_anew_under_its_name_was_gone_in_between
             a_slow_watch_gets_the_latest_state
             a_watch_misses_nothing_under_concurrent_writers
@@ -98,6 +99,34 @@ fn storage_node(name: &str) -> StorageNode {
         spec: StorageNodeSpec { node: node_name(name) },
         status: StorageNodeStatus::default(),
     }
+}
+
+/// A volume's object as a request makes them, without finalizer. What rules change of a spec they change here: the spec
+/// of a branch is final.
+fn split(name: &str) -> VolumeSplit {
+    VolumeSplit {
+        meta: Meta::new(volume(name).as_str()),
+        spec: VolumeSplitSpec {
+            volume: volume(name),
+            request_name: name.to_owned(),
+            capacity: Bytes::gib(1),
+            limit: None,
+            access_modes: vec![AccessMode::SingleNodeWriter],
+            volume_mode: VolumeMode::Filesystem,
+            parameters: BTreeMap::new(),
+            consumer: None,
+            topology: Vec::new(),
+            ephemeral: false,
+            branches: Vec::new(),
+            next_index: 0,
+            attached: Vec::new(),
+        },
+        status: VolumeSplitStatus::default(),
+    }
+}
+
+async fn create_split(store: &dyn Store, name: &str) -> VolumeSplit {
+    store.splits().create(split(name)).await.expect("the object is made")
 }
 
 async fn create(store: &dyn Store, object: Branch) -> Branch {
@@ -167,44 +196,44 @@ pub async fn a_name_is_given_once(store: Arc<dyn Store>) {
 
 /// Rule.
 pub async fn every_change_raises_the_version_and_no_change_does_not(store: Arc<dyn Store>) {
-    let made = create(&*store, branch("v", 0, "n")).await;
+    let made = create_split(&*store, "v").await;
     let mut changed = made.clone();
-    changed.spec.size = Bytes::gib(2);
-    let changed = store.branches().update(changed).await.expect("updated");
+    changed.spec.next_index = 2;
+    let changed = store.splits().update(changed).await.expect("updated");
     assert_ne!(changed.meta.version, made.meta.version);
     assert_eq!((&changed.meta.uid, changed.meta.created), (&made.meta.uid, made.meta.created));
-    let same = store.branches().update(changed.clone()).await.expect("updated");
+    let same = store.splits().update(changed.clone()).await.expect("updated");
     assert_eq!(same, changed, "writing what is stored changes nothing");
     let mut reported = changed.clone();
-    reported.status.bytes_used = Bytes::new(7);
-    let reported = store.branches().update_status(reported).await.expect("updated");
+    reported.status.bound_replicas = 7;
+    let reported = store.splits().update_status(reported).await.expect("updated");
     assert_ne!(reported.meta.version, changed.meta.version);
-    let same = store.branches().update_status(reported.clone()).await.expect("updated");
+    let same = store.splits().update_status(reported.clone()).await.expect("updated");
     assert_eq!(same, reported);
-    assert_eq!(store.branches().get(&made.meta.name).await.expect("readable"), Some(reported));
+    assert_eq!(store.splits().get(&made.meta.name).await.expect("readable"), Some(reported));
 }
 
 /// Rule.
 pub async fn an_update_of_a_stale_version_is_a_conflict(store: Arc<dyn Store>) {
-    let old = create(&*store, branch("v", 0, "n")).await;
+    let old = create_split(&*store, "v").await;
     let mut new = old.clone();
-    new.spec.size = Bytes::gib(2);
-    let new = store.branches().update(new).await.expect("updated");
-    let spec = store.branches().update(old.clone()).await;
+    new.spec.next_index = 2;
+    let new = store.splits().update(new).await.expect("updated");
+    let spec = store.splits().update(old.clone()).await;
     assert!(matches!(spec, Err(StoreError::Conflict { .. })), "{spec:?}");
-    let status = store.branches().update_status(old).await;
+    let status = store.splits().update_status(old).await;
     assert!(matches!(status, Err(StoreError::Conflict { .. })), "{status:?}");
-    assert_eq!(store.branches().get(&new.meta.name).await.expect("readable"), Some(new));
+    assert_eq!(store.splits().get(&new.meta.name).await.expect("readable"), Some(new));
 }
 
 /// Rule.
 pub async fn of_many_writers_of_one_version_exactly_one_wins(store: Arc<dyn Store>) {
-    let made = create(&*store, branch("v", 0, "n")).await;
+    let made = create_split(&*store, "v").await;
     let writers: Vec<_> = (2..10)
-        .map(|gib| {
+        .map(|next| {
             let (store, mut mine) = (store.clone(), made.clone());
-            mine.spec.size = Bytes::gib(gib);
-            tokio::spawn(async move { store.branches().update(mine).await })
+            mine.spec.next_index = next;
+            tokio::spawn(async move { store.splits().update(mine).await })
         })
         .collect();
     let mut winners = Vec::new();
@@ -215,31 +244,31 @@ pub async fn of_many_writers_of_one_version_exactly_one_wins(store: Arc<dyn Stor
         }
     }
     assert_eq!(winners.len(), 1, "one winner: {winners:?}");
-    assert_eq!(store.branches().get(&made.meta.name).await.expect("readable"), winners.pop());
+    assert_eq!(store.splits().get(&made.meta.name).await.expect("readable"), winners.pop());
 }
 
 /// Rule.
 pub async fn spec_and_status_are_written_apart(store: Arc<dyn Store>) {
-    let made = create(&*store, branch("v", 0, "n")).await;
+    let made = create_split(&*store, "v").await;
     let mut both = made.clone();
-    both.spec.size = Bytes::gib(2);
+    both.spec.next_index = 2;
     both.meta.labels.insert("extra".into(), "1".into());
     both.meta.uid = "forged".into();
-    both.status.phase = BranchPhase::Bound;
-    let spec = store.branches().update(both.clone()).await.expect("updated");
+    both.status.bound_replicas = 7;
+    let spec = store.splits().update(both.clone()).await.expect("updated");
     assert_eq!(spec.status, made.status, "update leaves the status");
-    assert_eq!(spec.spec.size, Bytes::gib(2));
+    assert_eq!(spec.spec.next_index, 2);
     assert_eq!(spec.meta.labels.get("extra").map(String::as_str), Some("1"));
     assert_eq!(spec.meta.uid, made.meta.uid, "the uid is the store's");
     both.meta = spec.meta.clone();
     both.meta.labels.clear();
     both.meta.finalizers.push(FINALIZER.to_owned());
-    both.spec.size = Bytes::gib(3);
-    let status = store.branches().update_status(both).await.expect("updated");
+    both.spec.next_index = 3;
+    let status = store.splits().update_status(both).await.expect("updated");
     assert_eq!(status.spec, spec.spec, "update_status leaves the spec");
     assert_eq!(status.meta.labels, spec.meta.labels);
     assert_eq!(status.meta.finalizers, spec.meta.finalizers);
-    assert_eq!(status.status.phase, BranchPhase::Bound);
+    assert_eq!(status.status.bound_replicas, 7);
 }
 
 /// Rule.
@@ -289,14 +318,14 @@ pub async fn an_object_with_finalizers_goes_with_the_last_of_them(store: Arc<dyn
 
 /// Rule.
 pub async fn a_delete_of_a_stale_version_is_a_conflict(store: Arc<dyn Store>) {
-    let old = create(&*store, branch("v", 0, "n")).await;
+    let old = create_split(&*store, "v").await;
     let mut new = old.clone();
-    new.spec.size = Bytes::gib(2);
-    let new = store.branches().update(new).await.expect("updated");
-    let stale = store.branches().delete(&old.meta.name, Some(old.meta.version)).await;
+    new.spec.next_index = 2;
+    let new = store.splits().update(new).await.expect("updated");
+    let stale = store.splits().delete(&old.meta.name, Some(old.meta.version)).await;
     assert!(matches!(stale, Err(StoreError::Conflict { .. })), "{stale:?}");
-    assert_eq!(store.branches().get(&new.meta.name).await.expect("readable").as_ref(), Some(&new));
-    assert!(store.branches().delete(&new.meta.name, Some(new.meta.version)).await.expect("deleted"));
+    assert_eq!(store.splits().get(&new.meta.name).await.expect("readable").as_ref(), Some(&new));
+    assert!(store.splits().delete(&new.meta.name, Some(new.meta.version)).await.expect("deleted"));
 }
 
 /// Rule.
@@ -343,24 +372,6 @@ pub async fn a_watch_sees_every_later_change_and_deletion(store: Arc<dyn Store>)
     store.branches().delete(&made.meta.name, None).await.expect("deleted");
     let last = deleted(&mut watch).await;
     assert_eq!((&last.meta.uid, &last.status), (&made.meta.uid, &changed.status));
-}
-
-/// Rule.
-pub async fn an_object_that_is_no_longer_selected_is_deleted_for_its_watch(store: Arc<dyn Store>) {
-    let made = create(&*store, branch("v", 0, "n1")).await;
-    let mut watch = store.branches().watch(Selector::Node(node_name("n1"))).await.expect("watched");
-    assert_eq!(applied(&mut watch).await, made);
-    ready(&mut watch).await;
-    let mut moved = made.clone();
-    moved.spec.node = node_name("n2");
-    moved.meta.labels.insert(LABEL_NODE.into(), "n2".into());
-    let moved = store.branches().update(moved).await.expect("updated");
-    assert_eq!(deleted(&mut watch).await.meta.uid, made.meta.uid);
-    let mut back = moved;
-    back.spec.node = node_name("n1");
-    back.meta.labels.insert(LABEL_NODE.into(), "n1".into());
-    let back = store.branches().update(back).await.expect("updated");
-    assert_eq!(applied(&mut watch).await, back);
 }
 
 /// Rule.

@@ -17,6 +17,7 @@
 pub mod attach;
 #[doc(hidden)]
 pub mod contract;
+pub mod kubernetes;
 pub mod local;
 pub mod object;
 pub mod view;
@@ -158,4 +159,17 @@ pub trait Store: Send + Sync {
     fn branches(&self) -> &dyn Collection<Branch>;
     /// Nodes.
     fn nodes(&self) -> &dyn Collection<StorageNode>;
+    /// What was counted since the store was opened.
+    fn figures(&self) -> Figures {
+        Figures::default()
+    }
+}
+
+/// What a store counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Requests to the API server, the opening of watches included; zero where there is none.
+    pub requests: u64,
+    /// Versions of stored objects that were not understood and left out.
+    pub malformed: u64,
 }

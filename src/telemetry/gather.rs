@@ -55,6 +55,8 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
         (&table::SPLITTER_ERRORS, splitter.errors),
         (&table::WAITING, splitter.waiting),
         (&table::ORPHANS, splitter.orphans),
+        (&table::STORE_REQUESTS, scrape.counters.store.requests),
+        (&table::STORE_MALFORMED, scrape.counters.store.malformed),
     ] {
         add(spec, &[], Value::Count(n));
     }

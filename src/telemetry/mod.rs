@@ -46,6 +46,8 @@ pub struct Counters {
     pub csi: Vec<MethodSnapshot>,
     /// What the splitter has done.
     pub splitter: SplitterFigures,
+    /// What the store has.
+    pub store: crate::store::Figures,
 }
 
 /// What the agent's own process takes.

@@ -132,6 +132,10 @@ metrics! {
         "Volumes that wait for room.";
     ORPHANS "union_csi_branches_orphaned" Gauge None, [],
         "Branches whose volume does not exist.";
+    STORE_REQUESTS "union_csi_store_requests_total" Counter None, [],
+        "Requests of the store to the Kubernetes API server, each opening of a watch included; 0 without Kubernetes.";
+    STORE_MALFORMED "union_csi_store_malformed_total" Counter None, [],
+        "Versions of stored objects that this agent does not understand and leaves out; its log names each once.";
     AGENT_MEMORY "union_csi_agent_resident_bytes" Gauge BYTES, [],
         "Resident memory of the agent.";
     AGENT_CPU "union_csi_agent_cpu_seconds_total" Counter SECONDS, [],

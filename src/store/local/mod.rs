@@ -26,7 +26,7 @@ use snafu::Snafu;
 use tokio::sync::{mpsc, oneshot};
 
 use super::object::{Branch, Object, StorageNode, Version, VolumeSplit};
-use super::{Collection, Event, Selector, Store, StoreError};
+use super::{Collection, Event, Figures, Selector, Store, StoreError};
 use shelf::Shelf;
 use writer::{Job, Operation, Outcome, Write, Writer};
 
@@ -190,6 +190,10 @@ impl Store for LocalStore {
 
     fn nodes(&self) -> &dyn Collection<StorageNode> {
         &self.nodes
+    }
+
+    fn figures(&self) -> Figures {
+        Figures { requests: 0, malformed: u64::try_from(self.malformed().len()).unwrap_or(u64::MAX) }
     }
 }
 

@@ -44,6 +44,24 @@ mod contract {
     crate::store::contract::suite!(super::fresh);
 }
 
+/// Not in the contract: a cluster refuses to move a branch, and nothing else leaves a selection.
+#[tokio::test]
+async fn an_object_that_is_no_longer_selected_is_deleted_for_its_watch() {
+    let directory = scratch();
+    let store = LocalStore::open(&path_in(&directory)).unwrap();
+    let made = store.branches().create(branch("v", 0, "n1")).await.unwrap();
+    let mut watch = store.branches().watch(Selector::Node("n1".parse().unwrap())).await.unwrap();
+    let mut next = async || watch.next().await.unwrap().unwrap();
+    assert!(matches!(next().await, Event::Applied(b) if b == made));
+    assert!(matches!(next().await, Event::Ready));
+    let mut moved = made.clone();
+    moved.spec.node = "n2".parse().unwrap();
+    let moved = store.branches().update(moved).await.unwrap();
+    assert!(matches!(next().await, Event::Deleted(b) if b.meta.uid == made.meta.uid));
+    let back = store.branches().update(Branch { spec: made.spec.clone(), ..moved }).await.unwrap();
+    assert!(matches!(next().await, Event::Applied(b) if b == back));
+}
+
 fn path_in(directory: &tempfile::TempDir) -> std::path::PathBuf {
     directory.path().join("store.redb")
 }
