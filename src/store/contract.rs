@@ -120,6 +120,7 @@ fn split(name: &str) -> VolumeSplit {
             branches: Vec::new(),
             next_index: 0,
             attached: Vec::new(),
+            used: false,
         },
         status: VolumeSplitStatus::default(),
     }

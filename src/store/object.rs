@@ -6,7 +6,9 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
+use crate::domain::id::MAX_NAME;
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, PoolReport};
 use crate::domain::split::{BranchFormat, PlannedBranch};
@@ -21,6 +23,20 @@ pub const LABEL_NODE: &str = "union.io/node";
 
 /// Label of a `Branch`: the volume it belongs to.
 pub const LABEL_VOLUME: &str = "union.io/volume";
+
+/// The value of a label that names `name`: the name itself where it fits, else its beginning and a digest. A label is for
+/// people and their selectors; the program selects by the spec, so that neither two names with one label nor a label that
+/// was edited do harm.
+#[must_use]
+pub fn label_value(name: &str) -> String {
+    if name.len() <= MAX_NAME {
+        return name.to_owned();
+    }
+    let digest: String = Sha256::digest(name.as_bytes()).iter().take(8).map(|b| format!("{b:02x}")).collect();
+    // The names that are this long are of ASCII letters, digits, '-' and '.', and the digest ends in none of the latter.
+    let beginning: String = name.chars().take(MAX_NAME - digest.len() - 1).collect();
+    format!("{beginning}.{digest}")
+}
 
 /// Opaque version of an object; equal versions mean equal objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

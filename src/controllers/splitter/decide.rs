@@ -18,7 +18,7 @@ use crate::domain::policy::{ParamError, Policy};
 use crate::domain::split::{Infeasible, PlannedBranch};
 use crate::store::object::{
     Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_NODE, LABEL_VOLUME, Meta, Version,
-    VolumeSplit, VolumeSplitStatus, condition, pending,
+    VolumeSplit, VolumeSplitStatus, condition, label_value, pending,
 };
 
 /// One write.
@@ -277,7 +277,7 @@ fn strays(split: &VolumeSplit, branches: &[&Branch], was_complete: bool) -> Vec<
 fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) -> Branch {
     let id = split.spec.volume.branch(planned.index);
     let mut meta = Meta::with_finalizer(id.to_string());
-    meta.labels.insert(LABEL_NODE.to_owned(), planned.node.to_string());
+    meta.labels.insert(LABEL_NODE.to_owned(), label_value(planned.node.as_str()));
     meta.labels.insert(LABEL_VOLUME.to_owned(), split.spec.volume.to_string());
     Branch {
         meta,

@@ -51,7 +51,10 @@ fn named(field: &str) -> Value {
 }
 
 pub(super) fn split() -> Rules {
-    let complete = "oldSelf.status.conditions.exists(c, c.type == 'Pending' && c.reason == 'Bound')";
+    let used = "(has(oldSelf.spec.used) && oldSelf.spec.used) || \
+                (has(oldSelf.spec.attached) && size(oldSelf.spec.attached) > 0)";
+    let bound = "has(oldSelf.status) && has(oldSelf.status.conditions) && \
+                 oldSelf.status.conditions.exists(c, c.type == 'Pending' && c.reason == 'Bound')";
     let kept = "oldSelf.spec.branches.all(o, has(self.spec.branches) && \
                 self.spec.branches.exists(b, b.index == o.index))";
     let spec = ["volume", "requestName", "limit", "accessModes", "volumeMode", "parameters", "ephemeral"];
@@ -61,16 +64,17 @@ pub(super) fn split() -> Rules {
             "!has(oldSelf.nextIndex) || (has(self.nextIndex) && self.nextIndex >= oldSelf.nextIndex)",
             "nextIndex cannot go back: the number of a branch is never used twice",
         ),
+        rule(
+            "!has(oldSelf.used) || !oldSelf.used || (has(self.used) && self.used)",
+            "used cannot be taken back: the branches may hold files",
+        ),
     ];
     let item = ["node", "pool", "size", "usable", "format", "fsType"].map(fixed);
     Rules {
         whole: vec![
             named("volume"),
             rule(
-                format!(
-                    "!has(oldSelf.status) || !has(oldSelf.status.conditions) || !has(oldSelf.spec.branches) || \
-                     !{complete} || {kept}"
-                ),
+                format!("!has(oldSelf.spec.branches) || !({used} || ({bound})) || {kept}"),
                 "the branches of a complete volume stay in its plan: files may lie in each of them",
             ),
         ],
