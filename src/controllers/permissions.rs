@@ -1,4 +1,4 @@
-//! What the program asks the API server for: the one table behind `deploy/rbac.yaml`.
+//! What the program asks the API server for: the one table behind `deploy/base/rbac.yaml`.
 //!
 //! There is one ServiceAccount for both roles, because any instance may become the leader. What lies in the program's own
 //! namespace is granted there only. A verb that the program does not use is not in the table, and what is not in the table
@@ -132,7 +132,7 @@ pub const PERMISSIONS: &[Permission] = &[
     },
 ];
 
-/// `deploy/rbac.yaml`: the ServiceAccount, its roles with the table's rules, and their bindings.
+/// `deploy/base/rbac.yaml`: the ServiceAccount, its roles with the table's rules, and their bindings.
 #[must_use]
 pub fn rbac_yaml() -> String {
     let mut out = String::from(HEAD);
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn the_document_of_the_rights_in_the_cluster_is_up_to_date() {
-        compare_file("deploy/rbac.yaml", &rbac_yaml());
+        compare_file("deploy/base/rbac.yaml", &rbac_yaml());
     }
 
     #[test]
