@@ -1,6 +1,7 @@
 //! Pools: directories on mounted filesystems that the administrator gave to Union CSI.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -132,9 +133,9 @@ impl PoolReport {
 pub struct PoolView {
     /// The node.
     pub node: NodeName,
-    /// The node's labels, for `nodeSelector`.
+    /// The node's labels, for `nodeSelector`; one copy for all its pools.
     #[serde(default)]
-    pub node_labels: BTreeMap<String, String>,
+    pub node_labels: Arc<BTreeMap<String, String>>,
     /// The pool.
     #[serde(flatten)]
     pub pool: PoolReport,

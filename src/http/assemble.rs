@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
 
 use super::api::{BranchView, HealthState, NodeView, VolumeCounts, VolumeView};
 use crate::domain::pool::{PoolReport, PoolView};
@@ -221,9 +222,10 @@ pub(super) fn pools(nodes: &[NodeView]) -> Vec<PoolView> {
     nodes
         .iter()
         .flat_map(|node| {
-            node.pools.iter().map(|pool| PoolView {
+            let labels = Arc::new(node.labels.clone());
+            node.pools.iter().map(move |pool| PoolView {
                 node: node.name.clone(),
-                node_labels: node.labels.clone(),
+                node_labels: labels.clone(),
                 pool: pool.clone(),
             })
         })

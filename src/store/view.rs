@@ -1,6 +1,7 @@
 //! What the objects in the store say, alone and together; pure functions on them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condition};
 use crate::domain::pool::{PoolReport, PoolView, allocatable};
@@ -27,6 +28,7 @@ pub fn pool_views(nodes: &[StorageNode], splits: &[VolumeSplit], branches: &[Bra
 #[must_use]
 pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Vec<PoolView> {
     let pools = &node.status.pools;
+    let labels = Arc::new(node.status.labels.clone());
     let view = |report: &PoolReport| {
         let mut pool = report.clone();
         pool.promised = pools
@@ -36,7 +38,7 @@ pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Ve
         pool.occupied = pool.occupied.min(pool.promised);
         pool.allocatable =
             Some(allocatable(pool.total, pool.free, pool.reserve, pool.promised, pool.occupied));
-        PoolView { node: node.spec.node.clone(), node_labels: node.status.labels.clone(), pool }
+        PoolView { node: node.spec.node.clone(), node_labels: labels.clone(), pool }
     };
     pools.iter().map(view).collect()
 }

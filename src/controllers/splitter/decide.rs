@@ -300,7 +300,7 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
 
 #[cfg(test)]
 mod tests {
-    use super::super::room::Pools;
+    use super::super::room::{NodeRoom, Nodes};
     use super::super::tests::{pool, split};
     use super::*;
     use crate::domain::Bytes;
@@ -310,30 +310,19 @@ mod tests {
 
     /// Nodes with their pools, and when each reported last.
     #[derive(Default)]
-    struct Cluster(BTreeMap<NodeName, (Vec<PoolView>, Option<Timestamp>)>);
+    struct Cluster(Nodes);
 
     impl Cluster {
         fn with(mut self, node: &str, pools: &[(&str, u64)], heartbeat: Option<Timestamp>) -> Self {
             let node: NodeName = node.parse().unwrap();
             let view = |(name, gib): &(&str, u64)| PoolView {
                 node: node.clone(),
-                node_labels: BTreeMap::new(),
+                node_labels: Default::default(),
                 pool: pool(name, *gib),
             };
-            self.0.insert(node.clone(), (pools.iter().map(view).collect(), heartbeat));
+            let pools = pools.iter().map(view).collect();
+            self.0.insert(node.clone(), NodeRoom { pools, heartbeat });
             self
-        }
-    }
-
-    impl Pools for Cluster {
-        fn all(&self) -> Vec<&PoolView> {
-            self.0.values().flat_map(|(pools, _)| pools).collect()
-        }
-        fn of(&self, node: &NodeName) -> &[PoolView] {
-            self.0.get(node).map_or(&[], |(pools, _)| pools)
-        }
-        fn heartbeat(&self, node: &NodeName) -> Option<Timestamp> {
-            self.0.get(node)?.1
         }
     }
 
@@ -343,7 +332,7 @@ mod tests {
 
     fn decided_in(cluster: &Cluster, split: &VolumeSplit, branches: &[Branch], now: Timestamp) -> Decision {
         let refs: Vec<_> = branches.iter().collect();
-        decide(split, &refs, &Room { pools: cluster, excluded: &[] }, now)
+        decide(split, &refs, &Room { nodes: &cluster.0, excluded: &[] }, now)
     }
 
     fn minutes(n: i64) -> Timestamp {
@@ -473,7 +462,7 @@ mod tests {
     }
 
     fn decided(split: &VolumeSplit, branches: &[&Branch]) -> Vec<Action> {
-        decide(split, branches, &Room { pools: &views(), excluded: &[] }, NOW).actions
+        decide(split, branches, &Room { nodes: &views().0, excluded: &[] }, NOW).actions
     }
 
     /// Does what was decided, as the store would, until nothing is.
@@ -525,7 +514,7 @@ mod tests {
         let (split, branches) = complete();
         assert!(condition(&split.status.conditions, "Ready").unwrap().status);
         let later = Timestamp::from_second(1_000_000).unwrap();
-        let room = Room { pools: &views(), excluded: &[] };
+        let room = Room { nodes: &views().0, excluded: &[] };
         let decision = decide(&split, &branches.iter().collect::<Vec<_>>(), &room, later);
         assert_eq!(decision, Decision::default(), "time alone changes nothing");
     }
@@ -538,7 +527,7 @@ mod tests {
         branches[0].status.phase = BranchPhase::Refused;
         branches[1].status.phase = BranchPhase::Bound;
         let refs: Vec<_> = branches.iter().collect();
-        let decision = decide(&split, &refs, &Room { pools: &views(), excluded: &[] }, NOW);
+        let decision = decide(&split, &refs, &Room { nodes: &views().0, excluded: &[] }, NOW);
         let [Action::SetPlan { branches: planned, next_index }] = decision.actions.as_slice() else {
             panic!("{decision:?}")
         };

@@ -17,11 +17,10 @@
 //! - files of branches that no object tells of (a store restored from a backup) are taken for foreign data. What they may
 //!   still grow by is known to their node only, which is why it has the last word on admission.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 
-use jiff::Timestamp;
-
-use super::room::{Pools, is_silent};
+use super::room::{NodeRoom, Nodes, is_silent};
 use crate::domain::pool::PoolView;
 use crate::domain::split::PlannedBranch;
 use crate::domain::{Bytes, NodeName, PoolName};
@@ -31,6 +30,9 @@ use crate::store::view::pools_of;
 /// A pool of a node.
 pub(super) type PoolKey = (NodeName, PoolName);
 
+/// So many bytes of a pool. There are tens of thousands; the names of the pools are shared.
+type Piece = (Arc<PoolKey>, Bytes);
+
 /// Own writes of one volume whose events may be outstanding at once: two, since the next write waits for the answer to
 /// the last, and a few more for events that are late.
 const REPLACED: usize = 8;
@@ -39,17 +41,17 @@ const REPLACED: usize = 8;
 #[derive(Debug, Default)]
 struct Claim {
     /// The plan of its volume.
-    planned: Option<(PoolKey, Bytes)>,
+    planned: Option<Piece>,
     /// Its object.
-    object: Option<(PoolKey, Bytes)>,
+    object: Option<Piece>,
     /// A plan that is being written.
-    reserved: Option<(PoolKey, Bytes)>,
+    reserved: Option<Piece>,
     /// Its node refused it: nothing is on the disk and nothing will be, though the plan still names it.
     refused: bool,
 }
 
 impl Claim {
-    fn counted(&self) -> Option<&(PoolKey, Bytes)> {
+    fn counted(&self) -> Option<&Piece> {
         if self.refused {
             return None;
         }
@@ -65,13 +67,13 @@ pub(super) struct Index {
     replaced: HashMap<String, VecDeque<Version>>,
     branches: BTreeMap<String, Branch>,
     /// Volume to names of its branches.
-    of_volume: HashMap<String, BTreeSet<String>>,
-    nodes: BTreeMap<String, StorageNode>,
-    /// The pools of each of them, with what can still be promised: kept, because many volumes ask between two changes.
-    views: BTreeMap<NodeName, Vec<PoolView>>,
+    of_volume: HashMap<String, Vec<String>>,
+    nodes: BTreeMap<NodeName, StorageNode>,
+    /// What can still be promised of each of them: kept, because many volumes ask between two changes.
+    room: Nodes,
     /// Branch id to who claims room for it.
     claims: HashMap<String, Claim>,
-    promised: HashMap<PoolKey, Bytes>,
+    promised: HashMap<Arc<PoolKey>, Bytes>,
     /// Volume to the ids of the plan that is being written.
     reservations: HashMap<String, Vec<String>>,
     grew: bool,
@@ -96,8 +98,13 @@ impl Index {
         self.branches.keys()
     }
 
-    pub(super) fn node_names(&self) -> impl Iterator<Item = &String> {
+    pub(super) fn node_names(&self) -> impl Iterator<Item = &NodeName> {
         self.nodes.keys()
+    }
+
+    /// All nodes, with what can still be promised of their pools.
+    pub(super) fn nodes(&self) -> &Nodes {
+        &self.room
     }
 
     /// The volume of a branch.
@@ -126,7 +133,8 @@ impl Index {
         }
         for planned in &split.spec.branches {
             let id = split.spec.volume.branch(planned.index).to_string();
-            self.claim(&id, |claim| claim.planned = Some(place(planned)));
+            let piece = self.piece(&planned.node, &planned.pool, planned.size);
+            self.claim(&id, |claim| claim.planned = Some(piece));
         }
         self.splits.insert(name, split);
     }
@@ -172,14 +180,18 @@ impl Index {
 
     /// Takes what an event told.
     pub(super) fn put_branch(&mut self, branch: Branch) {
+        let branch = essence(branch);
         let name = branch.meta.name.clone();
-        let place = ((branch.spec.node.clone(), branch.spec.pool.clone()), branch.spec.size);
+        let place = self.piece(&branch.spec.node, &branch.spec.pool, branch.spec.size);
         let refused = branch.status.phase == BranchPhase::Refused;
         self.claim(&name, |claim| {
             claim.object = Some(place);
             claim.refused = refused;
         });
-        self.of_volume.entry(branch.spec.volume.to_string()).or_default().insert(name.clone());
+        let names = self.of_volume.entry(branch.spec.volume.to_string()).or_default();
+        if let Err(at) = names.binary_search(&name) {
+            names.insert(at, name.clone());
+        }
         self.branches.insert(name, branch);
     }
 
@@ -191,7 +203,7 @@ impl Index {
         if let Some(branch) = self.branches.remove(name)
             && let Some(names) = self.of_volume.get_mut(branch.spec.volume.as_str())
         {
-            names.remove(name);
+            names.retain(|n| n != name);
             if names.is_empty() {
                 self.of_volume.remove(branch.spec.volume.as_str());
             }
@@ -200,25 +212,21 @@ impl Index {
 
     pub(super) fn put_node(&mut self, node: StorageNode) {
         let name = node.spec.node.clone();
-        let known = self.nodes.insert(name.to_string(), node);
-        let before = self.views.remove(&name).unwrap_or_default();
+        self.nodes.insert(name.clone(), node);
+        let before = self.room.remove(&name).unwrap_or_default();
         self.refresh(&name);
-        let after = self.of(&name);
-        let spoke_again = known.is_some_and(|old| {
-            let (old, new) = (old.status.heartbeat, self.heartbeat(&name));
-            old.zip(new).is_some_and(|(old, new)| is_silent(Some(old), new))
-        });
+        let Some(after) = self.room.get(&name) else { return };
+        let spoke_again = after.heartbeat.is_some_and(|now| is_silent(before.heartbeat, now));
         self.grew |= spoke_again
-            || after.iter().any(|new| {
-                let old = before.iter().find(|old| old.pool.name == new.pool.name);
+            || after.pools.iter().any(|new| {
+                let old = before.pools.iter().find(|old| old.pool.name == new.pool.name);
                 old.is_none_or(|old| more_or_other(old, new))
             });
     }
 
-    pub(super) fn remove_node(&mut self, name: &str) {
-        if let Some(node) = self.nodes.remove(name) {
-            self.views.remove(&node.spec.node);
-        }
+    pub(super) fn remove_node(&mut self, name: &NodeName) {
+        self.nodes.remove(name);
+        self.room.remove(name);
     }
 
     /// Counts a plan that is about to be written.
@@ -226,7 +234,8 @@ impl Index {
         let mut ids = Vec::new();
         for planned in branches {
             let id = split.spec.volume.branch(planned.index).to_string();
-            self.claim(&id, |claim| claim.reserved = Some(place(planned)));
+            let piece = self.piece(&planned.node, &planned.pool, planned.size);
+            self.claim(&id, |claim| claim.reserved = Some(piece));
             ids.push(id);
         }
         self.reservations.entry(split.meta.name.clone()).or_default().extend(ids);
@@ -259,43 +268,41 @@ impl Index {
                 }
             }
             self.grew = true;
-            nodes.push(pool.0);
+            nodes.push(pool);
         }
         if let Some((pool, size)) = after {
             let sum = self.promised.entry(pool.clone()).or_default();
             *sum = sum.saturating_add(size);
-            nodes.push(pool.0);
+            nodes.push(pool);
         }
-        nodes.dedup();
-        nodes.iter().for_each(|node| self.refresh(node));
+        nodes.dedup_by(|a, b| a.0 == b.0);
+        nodes.iter().for_each(|pool| self.refresh(&pool.0));
     }
 
-    /// Computes the pools of a node anew.
+    /// A piece of a pool, whose name is kept once for as long as there are pieces of it.
+    fn piece(&mut self, node: &NodeName, pool: &PoolName, size: Bytes) -> Piece {
+        let key = (node.clone(), pool.clone());
+        let known = self.promised.get_key_value(&key).map(|(known, _)| known.clone());
+        (known.unwrap_or_else(|| Arc::new(key)), size)
+    }
+
+    /// Computes the room of a node anew.
     fn refresh(&mut self, name: &NodeName) {
-        let Some(node) = self.nodes.get(name.as_str()) else { return };
+        let Some(node) = self.nodes.get(name) else { return };
         let promised =
             |pool: &PoolName| self.promised.get(&(name.clone(), pool.clone())).copied().unwrap_or_default();
-        let views = pools_of(node, promised);
-        self.views.insert(name.clone(), views);
+        let room = NodeRoom { pools: pools_of(node, promised), heartbeat: node.status.heartbeat };
+        self.room.insert(name.clone(), room);
     }
 }
 
-impl Pools for Index {
-    fn all(&self) -> Vec<&PoolView> {
-        self.views.values().flatten().collect()
-    }
-
-    fn of(&self, node: &NodeName) -> &[PoolView] {
-        self.views.get(node).map_or(&[], Vec::as_slice)
-    }
-
-    fn heartbeat(&self, node: &NodeName) -> Option<Timestamp> {
-        self.nodes.get(node.as_str())?.status.heartbeat
-    }
-}
-
-fn place(planned: &PlannedBranch) -> (PoolKey, Bytes) {
-    ((planned.node.clone(), planned.pool.clone()), planned.size)
+/// What decisions need of a branch: there are tens of thousands, and they are not written back.
+fn essence(mut branch: Branch) -> Branch {
+    branch.meta.labels.clear();
+    branch.meta.finalizers = Vec::new();
+    branch.meta.uid = String::new();
+    branch.status.conditions = Vec::new();
+    branch
 }
 
 /// Whether a plan that did not fit the old pool may fit the new one.
@@ -345,8 +352,13 @@ mod tests {
         split
     }
 
+    fn all(index: &Index) -> Vec<u64> {
+        let pools = index.nodes().values().flat_map(|node| &node.pools);
+        pools.map(|view| view.pool.allocatable().get() >> 30).collect()
+    }
+
     fn left(index: &Index) -> u64 {
-        index.all()[0].pool.allocatable().get() >> 30
+        all(index)[0]
     }
 
     #[test]
@@ -397,8 +409,7 @@ mod tests {
         let mut index = Index::default();
         index.put_node(node(vec![shared("other"), shared("pool"), pool("alone", 10)]));
         index.put_split(planned("v", "1", 4));
-        let left: Vec<_> = index.all().iter().map(|v| v.pool.allocatable().get() >> 30).collect();
-        assert_eq!(left, [6, 6, 10]);
+        assert_eq!(all(&index), [6, 6, 10]);
     }
 
     #[test]

@@ -47,6 +47,10 @@ use room::Room;
 /// server accepts from one client.
 const IN_FLIGHT: usize = 64;
 
+/// Volumes that wait for room are all asked again when there is more, but they may not take more than one part in so many
+/// of the time: in a large and full cluster there is always a little more somewhere.
+const WAITING_SHARE: u32 = 10;
+
 /// The splitter; see the module.
 pub struct Splitter {
     store: Arc<dyn Store>,
@@ -58,6 +62,10 @@ pub struct Splitter {
     busy: HashMap<String, Meanwhile>,
     /// Volumes that wait for room.
     waiting: BTreeSet<String>,
+    /// There is more room than when they were last asked.
+    more_room: bool,
+    /// When they may be asked next.
+    ask_waiting: Instant,
     /// Volume to the pools that refused a branch of it: how often, and until when they are left out.
     refusals: HashMap<String, HashMap<PoolKey, (u32, Instant)>>,
     /// Orphans that were reported.
@@ -85,6 +93,8 @@ impl Splitter {
             queue: Queue::default(),
             busy: HashMap::new(),
             waiting: BTreeSet::new(),
+            more_room: false,
+            ask_waiting: Instant::now(),
             refusals: HashMap::new(),
             orphans: HashSet::new(),
         }
@@ -104,7 +114,9 @@ impl Splitter {
         // Nothing is decided on half a picture.
         let mut unread = 3;
         loop {
-            let due = self.queue.next_due().filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
+            let asks = (self.more_room && !self.waiting.is_empty()).then_some(self.ask_waiting);
+            let due = self.queue.next_due().into_iter().chain(asks).min();
+            let due = due.filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -130,8 +142,10 @@ impl Splitter {
             if unread > 0 {
                 continue;
             }
-            if self.index.take_grew() {
-                let now = Instant::now();
+            self.more_room |= self.index.take_grew();
+            let now = Instant::now();
+            if self.more_room && self.ask_waiting <= now {
+                self.more_room = false;
                 for volume in std::mem::take(&mut self.waiting) {
                     self.queue.add(&volume, now);
                 }
@@ -182,7 +196,11 @@ impl Splitter {
                 self.orphans.remove(&name);
             }
             Change::Node(node) => self.index.put_node(*node),
-            Change::NoNode(name) => self.index.remove_node(&name),
+            Change::NoNode(name) => {
+                if let Ok(name) = name.parse() {
+                    self.index.remove_node(&name);
+                }
+            }
             Change::OnlySplits(names) => {
                 let gone: Vec<_> =
                     self.index.split_names().filter(|n| !names.contains(*n)).cloned().collect();
@@ -194,7 +212,12 @@ impl Splitter {
                 gone.into_iter().for_each(|name| self.note(Change::NoBranch(name)));
             }
             Change::OnlyNodes(names) => {
-                let gone: Vec<_> = self.index.node_names().filter(|n| !names.contains(*n)).cloned().collect();
+                let gone: Vec<_> = self
+                    .index
+                    .node_names()
+                    .filter(|n| !names.contains(n.as_str()))
+                    .map(ToString::to_string)
+                    .collect();
                 gone.into_iter().for_each(|name| self.note(Change::NoNode(name)));
             }
             Change::FirstRead => {}
@@ -236,7 +259,7 @@ impl Splitter {
             }
             None => Vec::new(),
         };
-        let room = Room { pools: &self.index, excluded: &excluded };
+        let room = Room { nodes: self.index.nodes(), excluded: &excluded };
         let clock = (self.clock)();
         let Decision { actions, planned, refused_by, waits, again } =
             decide(split, &self.index.branches(volume), &room, clock);
@@ -258,6 +281,7 @@ impl Splitter {
         }
         if waits {
             self.waiting.insert(volume.to_owned());
+            self.ask_waiting = self.ask_waiting.max(now) + now.elapsed() * WAITING_SHARE;
             // The pools that are left out come back by time alone.
             let back = self.refusals.get(volume).into_iter().flatten().map(|(_, (_, end))| *end);
             if let Some(at) = back.filter(|end| *end > now).min() {

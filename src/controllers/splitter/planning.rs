@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 
 use super::index::PoolKey;
-use super::room::Room;
+use super::room::{NodeRoom, Room, is_silent};
 use crate::domain::policy::{Placement, Policy};
 use crate::domain::pool::PoolView;
 use crate::domain::split::{Infeasible, PlannedBranch, Reach, Request, plan};
@@ -68,11 +68,11 @@ pub(super) fn plan_rest(
     // Most pools cannot hold a volume whose node is known; they are looked at to tell why nothing fits.
     if reach == Reach::OneNode
         && let Some(node) = &request.consumer
-        && let Ok(planned) = plan(&request, &policy, left_out.filter(room.pools.of(node)))
+        && let Ok(planned) = plan(&request, &policy, left_out.filter(room.nodes.get_key_value(node)))
     {
         return Ok(numbered(spec.next_index, planned.branches));
     }
-    match plan(&request, &policy, left_out.filter(room.pools.all())) {
+    match plan(&request, &policy, left_out.filter(room.nodes)) {
         Ok(planned) => Ok(numbered(spec.next_index, planned.branches)),
         Err(mut infeasible) => {
             infeasible.reason.push_str(&left_out.told());
@@ -99,11 +99,13 @@ struct LeftOut<'a> {
 }
 
 impl<'a> LeftOut<'a> {
+    /// The pools of these nodes that are not left out.
     fn filter<'v>(
         &'a self,
-        pools: impl IntoIterator<Item = &'v PoolView>,
+        nodes: impl IntoIterator<Item = (&'v NodeName, &'v NodeRoom)>,
     ) -> impl Iterator<Item = &'v PoolView> {
-        pools.into_iter().filter(|view| !self.failed(view) && !self.silent(&view.node))
+        let speaking = nodes.into_iter().filter(|(name, node)| !self.silent(name, node));
+        speaking.flat_map(|(_, node)| &node.pools).filter(|view| !self.failed(view))
     }
 
     fn failed(&self, view: &PoolView) -> bool {
@@ -111,16 +113,18 @@ impl<'a> LeftOut<'a> {
         self.room.excluded.iter().chain(self.failed).any(is)
     }
 
-    fn silent(&self, node: &NodeName) -> bool {
-        self.consumer != Some(node) && self.room.is_silent(node, self.now)
+    fn silent(&self, name: &NodeName, node: &NodeRoom) -> bool {
+        is_silent(node.heartbeat, self.now) && self.consumer != Some(name)
     }
 
     /// Which they are, as the end of a sentence; empty where there are none.
     fn told(&self) -> String {
         let mut told = String::new();
-        let all = self.room.pools.all();
-        let failed: Vec<String> = all
-            .iter()
+        let failed: Vec<String> = self
+            .room
+            .nodes
+            .values()
+            .flat_map(|node| &node.pools)
             .filter(|view| self.failed(view))
             .map(|v| format!("{}/{}", v.node, v.pool.name))
             .collect();
@@ -130,9 +134,8 @@ impl<'a> LeftOut<'a> {
             );
             told.push_str(&failed.join(", "));
         }
-        let mut silent: Vec<&str> =
-            all.iter().filter(|view| self.silent(&view.node)).map(|view| view.node.as_str()).collect();
-        silent.dedup();
+        let silent = self.room.nodes.iter().filter(|(name, node)| self.silent(name, node));
+        let silent: Vec<&str> = silent.map(|(name, _)| name.as_str()).collect();
         if !silent.is_empty() {
             told.push_str("; left out, because its agent does not report: node ");
             told.push_str(&silent.iter().take(MAX_NAMED).copied().collect::<Vec<_>>().join(", "));

@@ -1,5 +1,6 @@
 //! Where branches can go: the pools, and the nodes that can be expected to act.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -16,20 +17,22 @@ pub(super) const SILENCE: Duration = Duration::from_secs(15 * 60);
 /// planned anew where another place exists: far more than the slowest disk takes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
-/// The pools of all nodes, with what can still be promised of each.
-pub(super) trait Pools {
-    /// All of them, by node and as the node lists them.
-    fn all(&self) -> Vec<&PoolView>;
-    /// Those of one node.
-    fn of(&self, node: &NodeName) -> &[PoolView];
+/// A node with its pools, and what can still be promised of each.
+#[derive(Debug, Default)]
+pub(super) struct NodeRoom {
+    /// As the node lists them.
+    pub(super) pools: Vec<PoolView>,
     /// When the node published last; `None` where that is not known.
-    fn heartbeat(&self, node: &NodeName) -> Option<Timestamp>;
+    pub(super) heartbeat: Option<Timestamp>,
 }
+
+/// All nodes, by name: the order in which the planner is fastest.
+pub(super) type Nodes = BTreeMap<NodeName, NodeRoom>;
 
 /// Where a volume's branches can go.
 pub(super) struct Room<'a> {
-    /// All pools.
-    pub(super) pools: &'a dyn Pools,
+    /// All nodes.
+    pub(super) nodes: &'a Nodes,
     /// Pools that failed to hold a branch of this volume lately.
     pub(super) excluded: &'a [PoolKey],
 }
@@ -37,12 +40,16 @@ pub(super) struct Room<'a> {
 impl Room<'_> {
     /// Whether the node published nothing for so long that its agent cannot run.
     pub(super) fn is_silent(&self, node: &NodeName, now: Timestamp) -> bool {
-        is_silent(self.pools.heartbeat(node), now)
+        is_silent(self.heartbeat(node), now)
     }
 
     /// When the node will be taken for silent, if it publishes nothing more.
     pub(super) fn silent_from(&self, node: &NodeName) -> Option<Timestamp> {
-        after(self.pools.heartbeat(node)?, SILENCE)
+        after(self.heartbeat(node)?, SILENCE)
+    }
+
+    fn heartbeat(&self, node: &NodeName) -> Option<Timestamp> {
+        self.nodes.get(node)?.heartbeat
     }
 }
 
