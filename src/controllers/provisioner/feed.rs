@@ -1,0 +1,64 @@
+//! The four watches as one stream of changes.
+
+use std::sync::Arc;
+
+use futures::stream::{self, BoxStream, StreamExt};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::{Api, ResourceExt};
+
+use super::objects::{Claim, Class, Split, Volume, volume_name};
+use crate::controllers::cluster::Cluster;
+use crate::controllers::watch::{Told, stored, watched};
+use crate::store::Store;
+use crate::store::object::VolumeSplit;
+
+/// What happened to the objects.
+pub(super) enum Change {
+    /// By the name of the claim's volume.
+    Claim(Told<Claim>),
+    Class(Told<Class>),
+    Volume(Told<Volume>),
+    Split(Told<Split>),
+}
+
+impl Change {
+    /// Whether all objects of one kind have been reported for the first time.
+    pub(super) fn is_first_read(&self) -> bool {
+        matches!(
+            self,
+            Self::Claim(Told::FirstRead)
+                | Self::Class(Told::FirstRead)
+                | Self::Volume(Told::FirstRead)
+                | Self::Split(Told::FirstRead)
+        )
+    }
+}
+
+/// The kinds in [`feed`].
+pub(super) const KINDS: u32 = 4;
+
+/// All changes, beginning with all objects.
+pub(super) fn feed(cluster: &Cluster, store: &Arc<dyn Store>) -> BoxStream<'static, Change> {
+    let claims = Api::<PersistentVolumeClaim>::all(cluster.client.clone());
+    let claim_volume = |claim: &PersistentVolumeClaim| volume_name(&claim.uid().unwrap_or_default());
+    let classes = Api::<StorageClass>::all(cluster.client.clone());
+    let volumes = Api::<PersistentVolume>::all(cluster.client.clone());
+    let splits = stored::<VolumeSplit>(store).map(|told| {
+        Change::Split(match told {
+            Told::Here(name, split) => Told::Here(name, Split::read(&split)),
+            Told::Gone(name) => Told::Gone(name),
+            Told::Only(names) => Told::Only(names),
+            Told::FirstRead => Told::FirstRead,
+        })
+    });
+    stream::select_all([
+        watched(claims, "persistentvolumeclaims", claim_volume, Claim::read).map(Change::Claim).boxed(),
+        watched(classes, "storageclasses", ResourceExt::name_any, Class::read).map(Change::Class).boxed(),
+        watched(volumes, "persistentvolumes", ResourceExt::name_any, Volume::read)
+            .map(Change::Volume)
+            .boxed(),
+        splits.boxed(),
+    ])
+    .boxed()
+}

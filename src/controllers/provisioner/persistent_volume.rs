@@ -1,0 +1,75 @@
+//! The PersistentVolume of a volume that is ready.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolume,
+    PersistentVolumeSpec, VolumeNodeAffinity,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use super::objects::{Claim, Class, PROTECTION, PROVISIONED_BY};
+use super::wanted::Wanted;
+use crate::controllers::cluster::{DRIVER, TOPOLOGY_KEY};
+use crate::domain::volume::VolumeMode;
+use crate::domain::{Bytes, NodeName};
+
+/// The PersistentVolume for `claim`: bound to it by UID from the first moment, so that no other claim takes it, and kept by
+/// a finalizer from the first moment, so that its volume is not forgotten.
+pub(super) fn persistent_volume(
+    claim: &Claim,
+    class: &Class,
+    wanted: &Wanted,
+    capacity: Bytes,
+    nodes: &[NodeName],
+) -> PersistentVolume {
+    let spec = &wanted.spec;
+    let ask = claim.ask.as_deref();
+    PersistentVolume {
+        metadata: ObjectMeta {
+            name: Some(spec.request_name.clone()),
+            annotations: Some(BTreeMap::from([(PROVISIONED_BY.to_owned(), DRIVER.to_owned())])),
+            finalizers: Some(vec![PROTECTION.to_owned()]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PersistentVolumeSpec {
+            access_modes: ask.map(|ask| ask.access_modes.clone()),
+            capacity: Some(BTreeMap::from([("storage".to_owned(), Quantity(capacity.to_string()))])),
+            claim_ref: Some(claim.at.reference()),
+            csi: Some(CSIPersistentVolumeSource {
+                driver: DRIVER.to_owned(),
+                volume_handle: spec.volume.to_string(),
+                fs_type: wanted.fs_type.clone(),
+                ..CSIPersistentVolumeSource::default()
+            }),
+            mount_options: Some(class.mount_options.clone()).filter(|options| !options.is_empty()),
+            node_affinity: affinity(nodes),
+            persistent_volume_reclaim_policy: Some(class.reclaim_policy.clone()),
+            storage_class_name: Some(class.name.clone()),
+            volume_mode: Some(
+                match spec.volume_mode {
+                    VolumeMode::Filesystem => "Filesystem",
+                    VolumeMode::Block => "Block",
+                }
+                .to_owned(),
+            ),
+            ..PersistentVolumeSpec::default()
+        }),
+        status: None,
+    }
+}
+
+/// That pods that use it run on one of these nodes; none: on any.
+fn affinity(nodes: &[NodeName]) -> Option<VolumeNodeAffinity> {
+    if nodes.is_empty() {
+        return None;
+    }
+    let on = NodeSelectorRequirement {
+        key: TOPOLOGY_KEY.to_owned(),
+        operator: "In".to_owned(),
+        values: Some(nodes.iter().map(ToString::to_string).collect()),
+    };
+    let term = NodeSelectorTerm { match_expressions: Some(vec![on]), ..NodeSelectorTerm::default() };
+    Some(VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: vec![term] }) })
+}
