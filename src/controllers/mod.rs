@@ -7,7 +7,6 @@
 pub mod attacher;
 pub mod capacity;
 pub mod cluster;
-#[allow(dead_code, reason = "used by the provisioner, which comes next")]
 mod events;
 pub mod lease;
 pub mod orphans;
@@ -15,5 +14,4 @@ pub mod permissions;
 pub mod provisioner;
 mod queue;
 pub mod splitter;
-#[allow(dead_code, reason = "used by the provisioner, which comes next")]
 mod watch;

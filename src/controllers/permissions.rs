@@ -125,9 +125,9 @@ pub const PERMISSIONS: &[Permission] = &[
     },
     Permission {
         scope: Scope::Cluster,
-        group: "events.k8s.io",
+        group: "",
         resources: &["events"],
-        verbs: &["create", "patch"],
+        verbs: &["get", "create", "patch"],
         why: "What became of a claim or volume, and why, told where people look: on the claim.",
     },
 ];

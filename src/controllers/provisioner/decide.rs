@@ -6,7 +6,8 @@
 //! - A `VolumeSplit` carries the UID of its claim. While no PersistentVolume of it exists it can be withdrawn: nobody has it.
 //! - A PersistentVolume is made with a finalizer, so it does not go without this being decided here: either its volume goes
 //!   first, or, where it is retained, the `VolumeSplit` is marked so before the finalizer goes.
-//! - So a `VolumeSplit` without mark, claim and PersistentVolume never had one, and goes.
+//! - So a `VolumeSplit` without mark, claim and PersistentVolume never had one, and goes; but one that was attached once is
+//!   never withdrawn: its PersistentVolume was removed by force, and its files may be wanted.
 
 use std::time::Duration;
 
@@ -120,7 +121,7 @@ pub(super) fn decide(seen: &Seen<'_>) -> Decision {
 /// A volume that no claim asks for any more and that nobody was given.
 fn abandoned(seen: &Seen<'_>, claim: Option<&Claim>) -> Decision {
     match seen.split {
-        Some(split) if made_for(seen, split) && !split.retained && !split.deleting && !split.ephemeral => {
+        Some(split) if made_for(seen, split) && !split.kept && !split.deleting && !split.ephemeral => {
             let gone = match claim {
                 Some(claim) => Some(claim.at.clone()),
                 None => split
@@ -189,7 +190,7 @@ fn of_claim(seen: &Seen<'_>, claim: &Claim) -> Decision {
             PATIENCE,
         ),
         // It was made for what the claim said before: another node, or a class made anew.
-        Some(split) if split.wish != wish(&wanted.spec) && !split.retained => {
+        Some(split) if split.wish != wish(&wanted.spec) && !split.kept => {
             Decision { action: withdrawal(seen), ..Decision::default() }
         }
         Some(split) => of_split(claim, class, &wanted, split),
@@ -197,7 +198,7 @@ fn of_claim(seen: &Seen<'_>, claim: &Claim) -> Decision {
 }
 
 fn withdrawal(seen: &Seen<'_>) -> Option<Action> {
-    let mine = |split: &&Split| made_for(seen, split) && !split.deleting && !split.retained;
+    let mine = |split: &&Split| made_for(seen, split) && !split.deleting && !split.kept;
     seen.split.filter(mine).map(|_| Action::Withdraw { gone: None })
 }
 
@@ -269,7 +270,7 @@ fn of_volume(seen: &Seen<'_>, volume: &Volume) -> Decision {
     }
     match volume.protection {
         Some(at) if !volume.reclaimed => match seen.split {
-            Some(split) if split.claim.is_some() && !split.retained && !split.deleting => {
+            Some(split) if split.claim.is_some() && !split.kept && !split.deleting => {
                 Decision::act(Action::Retain { handle: volume.handle.clone() })
             }
             _ => Decision::act(Action::Unprotect { uid: volume.uid.clone(), at }),

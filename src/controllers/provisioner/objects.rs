@@ -273,8 +273,8 @@ pub(super) struct Split {
     pub(super) claim: Option<String>,
     /// The claim as its parameters name it.
     pub(super) claim_name: Option<(String, String)>,
-    /// It stays without its PersistentVolume.
-    pub(super) retained: bool,
+    /// It stays without its PersistentVolume: it is marked so, or it was attached once and may hold files.
+    pub(super) kept: bool,
     /// It is on its way out.
     pub(super) deleting: bool,
     /// It is a pod's own.
@@ -316,7 +316,7 @@ impl Split {
             claim: labels.get(LABEL_CLAIM).cloned(),
             claim_name: parameter(crate::domain::policy::CLAIM_NAMESPACE_KEY)
                 .zip(parameter(crate::domain::policy::CLAIM_NAME_KEY)),
-            retained: labels.contains_key(LABEL_RETAINED),
+            kept: split.spec.used || labels.contains_key(LABEL_RETAINED),
             deleting: deleting.is_some(),
             ephemeral: split.spec.ephemeral,
             attached: split.spec.attached.iter().map(|a| a.node.clone()).collect(),

@@ -636,6 +636,18 @@ fn a_persistent_volume_deleted_by_hand_goes_after_its_claim_and_its_volume() {
 }
 
 #[test]
+fn a_used_volume_whose_persistent_volume_was_removed_by_force_is_kept() {
+    let mut world = World::new(json!({}));
+    world.settle();
+    world.split.as_mut().unwrap().spec.used = true;
+    world.volume = None;
+    for claim in [world.claim.clone(), None] {
+        world.claim = claim;
+        assert_eq!(world.decision().action, None);
+    }
+}
+
+#[test]
 fn an_available_persistent_volume_deleted_by_hand_takes_its_volume_along() {
     let mut world = World::new(json!({}));
     world.settle();

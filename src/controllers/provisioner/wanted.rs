@@ -85,6 +85,7 @@ pub(super) fn wanted(claim: &Claim, class: &Class) -> Result<Wanted, String> {
             branches: Vec::new(),
             next_index: 0,
             attached: Vec::new(),
+            used: false,
         },
     })
 }
