@@ -21,7 +21,7 @@ const (
 	containerdSocket = "/run/containerd/containerd.sock"
 	kubeletHealth    = "http://127.0.0.1:10248/healthz"
 	nodeNamespaces   = unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWNET
-	// A host's name is limited by the kernel; a node's may be longer.
+	// What fits into a host's name and a label's value. An object of kind Node may have a longer name, with no kubelet.
 	maxHostname = 63
 )
 
@@ -95,7 +95,7 @@ func initNode(dir, node string) error {
 	}
 	number := o.number(node)
 	name := o.Names[number-1]
-	if err := unix.Sethostname([]byte(name[:min(len(name), maxHostname)])); err != nil {
+	if err := unix.Sethostname([]byte(name)); err != nil {
 		return err
 	}
 	if err := os.Unsetenv("TMPDIR"); err != nil {

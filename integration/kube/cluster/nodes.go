@@ -3,10 +3,11 @@ package main
 import (
 	"crypto/tls"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -46,7 +47,10 @@ func (o *options) startNodes(s *supervisor) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("the nodes are not ready after %s: %w\n%s", readyTime, why, tail(filepath.Join(o.Dir, "log", "n1-kubelet.log")))
+	for _, node := range o.nodes() {
+		why = fmt.Errorf("%w\n%s", why, tail(filepath.Join(o.Dir, "log", node+"-kubelet.log")))
+	}
+	return fmt.Errorf("the nodes are not ready after %s: %w", readyTime, why)
 }
 
 // usable tells why no pod could be made now.
@@ -63,8 +67,10 @@ func (o *options) usable(config *tls.Config) error {
 		return err
 	}
 	ready := 0
-	why := errors.New("not all have registered")
+	missing := slices.Clone(o.Names)
+	var why error
 	for _, node := range nodes.Items {
+		missing = slices.DeleteFunc(missing, func(name string) bool { return name == node.Metadata.Name })
 		for _, condition := range node.Status.Conditions {
 			switch {
 			case condition.Type != "Ready":
@@ -74,6 +80,9 @@ func (o *options) usable(config *tls.Config) error {
 				why = fmt.Errorf("%s: %s", node.Metadata.Name, condition.Message)
 			}
 		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("not registered: %s", strings.Join(missing, " "))
 	}
 	if ready < o.Nodes {
 		return why

@@ -32,7 +32,7 @@ const runUsage = `usage: integration/kube/run [OPTION]... [-- COMMAND [ARGUMENT]
   --api-only              only etcd and the API server, on free ports of the machine's loopback
   --controller-manager    with --api-only: the controller manager too
   --nodes N               a control plane and N nodes in namespaces of their own (default 1)
-  --names A,B,...         what Kubernetes calls the nodes (default n1,n2,...)
+  --names A,B,...         what Kubernetes calls the nodes, 63 characters at most (default n1,n2,...)
   --pools SPEC            disks below /srv/pools of each node (default a=2G:ext4,b=3G:xfs,c=1G:ext4)
   --node-pools nK=SPEC    the same for one node; nK= for a node without any
   --audit                 write log/audit.log: each request to the API, with who made it
@@ -111,6 +111,12 @@ func parseRun(arguments []string) (o *options, life time.Duration, err error) {
 	}
 	if len(o.Names) != o.Nodes {
 		return nil, 0, fmt.Errorf("%d names for %d nodes", len(o.Names), o.Nodes)
+	}
+	for _, name := range o.Names {
+		// A kubelet labels its node with the name, and a label has no more room.
+		if name == "" || len(name) > maxHostname {
+			return nil, 0, fmt.Errorf("a node's name has 1 to %d characters", maxHostname)
+		}
 	}
 	if len(o.Command) == 0 && !o.Keep {
 		return nil, 0, errors.New(runUsage)
