@@ -7,6 +7,7 @@
 mod agent;
 mod check_config;
 mod client;
+mod crds;
 mod discover;
 mod doctor;
 mod draw;
@@ -73,6 +74,8 @@ enum Command {
     Merge(merge::Args),
     /// Check a configuration file: show what it means, or all its faults.
     CheckConfig(check_config::Args),
+    /// Print the CustomResourceDefinitions for a Kubernetes cluster.
+    Crds(crds::Args),
 }
 
 /// How a command answers.
@@ -256,6 +259,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<u8, CliError> {
         Command::Volume(args) => volume::run(args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::CheckConfig(args) => check_config::run(&args, out),
+        Command::Crds(args) => crds::run(&args, out),
     }
 }
 

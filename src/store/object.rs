@@ -118,14 +118,14 @@ pub struct Condition {
     pub kind: String,
     /// Whether it holds.
     #[serde(with = "condition_status")]
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("enum" = ["True", "False"]))]
     pub status: bool,
     /// One word in CamelCase, for programs.
     pub reason: String,
     /// A sentence, for people.
     pub message: String,
     /// When `status` last changed.
-    #[schemars(with = "String")]
+    #[schemars(with = "String", extend("format" = "date-time"))]
     pub last_transition_time: Timestamp,
 }
 

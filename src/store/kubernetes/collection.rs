@@ -21,6 +21,11 @@ use crate::store::{Collection, Event, Selector, StoreError};
 /// Objects a page: a page of the largest objects stays within a few MiB.
 const PAGE: u32 = 500;
 
+/// Media types of patches.
+const JSON_PATCH: &str = "application/json-patch+json";
+/// As [`JSON_PATCH`].
+const APPLY: &str = "application/apply-patch+yaml";
+
 /// How often a list is begun anew where the API server forgot its continuation in the middle.
 const LISTS: u32 = 3;
 
@@ -213,7 +218,7 @@ impl<T: Resource> Collection<T> for Resources<T> {
         self.versioned(&object).await?;
         let ask = self.0.ask("patch", &object.meta().name);
         let body = wire::update(&object, &self.0.properties).map_err(|e| ask.odd(&e))?;
-        self.patch(&ask, "application/json-patch+json", self.uri(&object.meta().name, ""), body).await
+        self.patch(&ask, JSON_PATCH, self.uri(&object.meta().name, ""), body).await
     }
 
     async fn update_status(&self, object: T) -> Result<T, StoreError> {
@@ -221,8 +226,14 @@ impl<T: Resource> Collection<T> for Resources<T> {
         let ask = Ask { subresource: "/status", ..self.0.ask("patch", &object.meta().name) };
         let body = wire::status(&object).map_err(|e| ask.odd(&e))?;
         // Forced: the status has one writer, and what others wrote there by hand gives way.
-        let uri = format!("{}&force=true", self.uri(&object.meta().name, "/status"));
-        self.patch(&ask, "application/apply-patch+yaml", uri, body).await
+        let uri = self.uri(&object.meta().name, "/status");
+        let applied = self.patch(&ask, APPLY, format!("{uri}&force=true"), body).await?;
+        if applied.status() == object.status() {
+            return Ok(applied);
+        }
+        // A field that someone added by hand stays with an apply, because it is not ours.
+        let body = wire::whole_status(&object, &applied.meta().version).map_err(|e| ask.odd(&e))?;
+        self.patch(&ask, JSON_PATCH, uri, body).await
     }
 
     async fn delete(&self, name: &str, version: Option<Version>) -> Result<bool, StoreError> {

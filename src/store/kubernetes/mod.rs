@@ -91,3 +91,6 @@ impl Store for KubernetesStore {
         Figures { requests: self.server.requests(), malformed: malformed.iter().sum() }
     }
 }
+
+#[cfg(test)]
+mod tests;

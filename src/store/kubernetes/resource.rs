@@ -17,7 +17,7 @@ pub(super) trait Resource: Object {
     /// What is wanted.
     type Spec: Serialize + DeserializeOwned + JsonSchema + Send + Sync + 'static;
     /// What is.
-    type Status: Serialize + DeserializeOwned + JsonSchema + Default + Send + Sync + 'static;
+    type Status: Serialize + DeserializeOwned + JsonSchema + Default + PartialEq + Send + Sync + 'static;
 
     /// Its name in addresses and rules of access.
     const PLURAL: &'static str;

@@ -133,16 +133,28 @@ fn unset(path: &str) -> [Value; 2] {
 /// What is applied to the status subresource: the status, and beside its fields what `kubectl get` shows.
 pub(super) fn status<T: Resource>(object: &T) -> serde_json::Result<Vec<u8>> {
     let meta = object.meta();
-    let mut status = serde_json::to_value(object.status())?;
-    if let Value::Object(fields) = &mut status {
-        fields.insert(SUMMARY.to_owned(), serde_json::to_value(object.summary())?);
-    }
+    let status = shown(object)?;
     serde_json::to_vec(&json!({
         "apiVersion": api_version(),
         "kind": T::KIND,
         "metadata": {"name": meta.name, "resourceVersion": meta.version.0},
         "status": status,
     }))
+}
+
+/// The JSON patch that makes this the whole status, whatever is there, if the version is the stored one.
+pub(super) fn whole_status<T: Resource>(object: &T, version: &Version) -> serde_json::Result<Vec<u8>> {
+    let steps = [set("/metadata/resourceVersion", json!(version.0)), set("/status", shown(object)?)];
+    serde_json::to_vec(&steps)
+}
+
+/// The status with the summary.
+fn shown<T: Resource>(object: &T) -> serde_json::Result<Value> {
+    let mut status = serde_json::to_value(object.status())?;
+    if let Value::Object(fields) = &mut status {
+        fields.insert(SUMMARY.to_owned(), serde_json::to_value(object.summary())?);
+    }
+    Ok(status)
 }
 
 fn api_version() -> String {

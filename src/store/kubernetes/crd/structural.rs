@@ -32,7 +32,10 @@ fn shape(schema: &mut Value) {
         fields.insert("type".to_owned(), json!("integer"));
         fields.insert("format".to_owned(), json!("int64"));
         fields.insert("minimum".to_owned(), json!(0));
-        fields.insert("description".to_owned(), json!("Bytes."));
+        let of_type = |text: &Value| text.as_str().is_some_and(|t| t.starts_with("An amount of bytes"));
+        if fields.get("description").is_some_and(of_type) {
+            fields.insert("description".to_owned(), json!("Bytes."));
+        }
     }
     if let Some(Value::Array(choices)) = fields.remove("anyOf") {
         // Optional: one choice, or nothing.
@@ -53,6 +56,9 @@ fn shape(schema: &mut Value) {
     if let Some(Value::Array(types)) = fields.get("type") {
         let one = types.iter().find(|t| *t != "null").cloned();
         fields.extend(one.map(|one| ("type".to_owned(), one)));
+    }
+    if fields.get("format") == Some(&json!("uint32")) {
+        fields.insert("maximum".to_owned(), json!(u32::MAX));
     }
     if fields.get("type") == Some(&json!("integer")) {
         fields.insert("format".to_owned(), json!("int64"));
