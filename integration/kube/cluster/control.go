@@ -21,12 +21,12 @@ const controlUsage = `usage: integration/kube/ctl [--dir DIR] COMMAND
   exec -- COMMAND                run a command where the cluster's network and processes are
   node nK [-- COMMAND]           run a command (default: a shell) in a node
   log SERVICE                    what a program wrote
-  list                           directories of the clusters that run
+  list                           directories of this checkout's clusters that run
   end                            end a kept cluster
 
 SERVICE is etcd, apiserver, controller-manager, scheduler, nK/kubelet, nK/containerd, or nK for a whole node (kill is
 loss of power, stop and start the same as there is nothing to shut down in it; its disks stay).
-DIR is UNION_KUBE_DIR by default, or else the only cluster that runs.`
+DIR is UNION_KUBE_DIR by default, or else the only one of this checkout's clusters.`
 
 func control(arguments []string) error {
 	dir := os.Getenv("UNION_KUBE_DIR")
@@ -105,12 +105,18 @@ func control(arguments []string) error {
 	}
 }
 
-// clusters are the directories of those that run.
+// clusters are the directories of those that run and that this program started: another checkout's are not ours to end.
 func clusters() []string {
+	self, err := os.Executable()
+	if err != nil {
+		return nil
+	}
 	envs, _ := filepath.Glob(filepath.Join(os.TempDir(), dirPattern+"*", "env"))
 	var dirs []string
 	for _, env := range envs {
-		dirs = append(dirs, filepath.Dir(env))
+		if o, err := readOptions(filepath.Dir(env)); err == nil && o.Programs == filepath.Dir(self) {
+			dirs = append(dirs, o.Dir)
+		}
 	}
 	return dirs
 }
