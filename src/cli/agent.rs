@@ -2,27 +2,14 @@
 
 use std::path::PathBuf;
 
-use clap::ValueEnum;
-
-use super::{CliError, cli_error};
-use crate::config::{self, Config, Overrides};
-
-/// Which services are answered on the CSI socket.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(super) enum Mode {
-    /// Identity, controller and node.
-    #[default]
-    All,
-    /// Identity and controller.
-    Controller,
-    /// Identity and node.
-    Node,
-}
+use super::CliError;
+use crate::config::{self, ApiServer, Overrides};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
     union-csi agent\n  \
     union-csi agent --config ./agent.yaml\n  \
+    union-csi agent --kubeconfig /etc/union-csi/kubeconfig --node-name worker-1\n  \
     union-csi agent --pool disk1=/mnt/disk1 --pool disk2=/mnt/disk2 --state-dir /tmp/union\n\n\
 A flag wins over its environment variable, that over the file, the file over the default.")]
 pub(super) struct Args {
@@ -32,12 +19,12 @@ pub(super) struct Args {
     /// CSI socket, as unix:///run/union-csi/csi.sock
     #[arg(long, env = "UNION_CSI_ENDPOINT", value_name = "URL")]
     endpoint: Option<String>,
-    /// Services to answer
-    #[arg(long, env = "UNION_CSI_MODE", value_enum, default_value_t)]
-    mode: Mode,
-    /// Kubernetes configuration file; for the cluster version of the agent
+    /// Roles of this instance: all, controller or node [default: all]
+    #[arg(long, env = "UNION_CSI_MODE", value_name = "MODE")]
+    mode: Option<String>,
+    /// Kubernetes configuration file; in a pod its service account is used unless this is given
     #[arg(long, env = "UNION_CSI_KUBECONFIG", value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<String>,
     /// Directory of the agent's own state
     #[arg(long, env = "UNION_CSI_STATE_DIR", value_name = "DIR")]
     state_dir: Option<String>,
@@ -73,31 +60,15 @@ impl Args {
             log_format: self.log_format.clone(),
             mergerfs_path: self.mergerfs_path.clone(),
             pools: self.pools.clone(),
+            mode: self.mode.clone(),
+            kubeconfig: self.kubeconfig.clone(),
+            api_server: ApiServer::of_environment(),
         }
-    }
-
-    /// Everything together, checked.
-    fn config(&self) -> Result<Config, CliError> {
-        if let Some(path) = &self.kubeconfig {
-            return cli_error::UsageSnafu {
-                problem: format!("--kubeconfig {}: this version runs without Kubernetes", path.display()),
-                remedy: "leave the flag (or UNION_CSI_KUBECONFIG) out; the agent keeps its state in --state-dir",
-            }
-            .fail();
-        }
-        Ok(config::load(self.config.as_deref(), &self.overrides())?)
     }
 }
 
 pub(super) fn run(args: Args) -> Result<u8, CliError> {
-    let config = args.config()?;
-    if args.mode != Mode::All {
-        return cli_error::UsageSnafu {
-            problem: "--mode: without Kubernetes one agent plays both roles, for it alone has the store",
-            remedy: "leave the flag (or UNION_CSI_MODE) out",
-        }
-        .fail();
-    }
+    let config = config::load(args.config.as_deref(), &args.overrides())?;
     crate::telemetry::init(&config.log_filter, config.log_json);
     crate::app::run(config)?;
     Ok(super::DONE)

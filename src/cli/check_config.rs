@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::output::Out;
 use super::{CliError, DONE, Format, USAGE};
-use crate::config::{self, Overrides};
+use crate::config::{self, ApiServer, Overrides};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -21,7 +21,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
-    match (config::load(args.config.as_deref(), &Overrides::default()), args.output) {
+    let overrides = Overrides { api_server: ApiServer::of_environment(), ..Overrides::default() };
+    match (config::load(args.config.as_deref(), &overrides), args.output) {
         (Ok(config), Format::Text) => out.print(&config::yaml_text(&config)).map(|()| DONE),
         (Ok(config), Format::Json) => {
             out.json(&serde_json::json!({ "valid": true, "config": config::json(&config) })).map(|()| DONE)

@@ -22,6 +22,39 @@ const fn key(path: &'static str, default: &'static str, flag: &'static str, mean
 /// The keys, in the order of the sample.
 pub const KEYS: &[Key] = &[
     key(
+        "mode",
+        "all",
+        "--mode",
+        "Roles of this instance: `all`; `node` gives and mounts storage and never leads; `controller` may lead and has \
+         neither pools nor mounts. Without Kubernetes always `all`.",
+    ),
+    key(
+        "store",
+        "auto",
+        "",
+        "Where volumes are written down: `kubernetes`, objects of the cluster; `local`, a file in `stateDir`; `auto`, \
+         `kubernetes` in a pod or where a kubeconfig is given.",
+    ),
+    key(
+        "kubernetes.kubeconfig",
+        "none",
+        "--kubeconfig",
+        "File that tells how to reach the API server. In a pod its service account is used unless this is set.",
+    ),
+    key("kubernetes.namespace", "union", "", "Namespace of the agent's own objects."),
+    key(
+        "kubernetes.kubeletDir",
+        "/var/lib/kubelet",
+        "",
+        "Directory of the kubelet, its `--root-dir`; as k0s, microk8s and others place it.",
+    ),
+    key(
+        "kubernetes.leaseDuration",
+        "12s",
+        "",
+        "How long a leader that is not heard of keeps the lead; `6s` to `2m`. It renews after five twelfths of it.",
+    ),
+    key(
         "nodeName",
         "the host name",
         "--node-name",
@@ -38,11 +71,12 @@ pub const KEYS: &[Key] = &[
         "csi.endpoint",
         "unix://<stateDir>/csi.sock",
         "--endpoint",
-        "Socket of the CSI services. Its path has at most 107 bytes.",
+        "Socket of the CSI services. Its path has at most 107 bytes. With Kubernetes the default is \
+         `<kubeletDir>/plugins/union.csi.union.io/csi.sock`.",
     ),
     key(
         "csi.allowedTargets",
-        "[/var/lib/kubelet, /mnt, /media, /srv]",
+        "[<kubeletDir>, /mnt, /media, /srv]",
         "",
         "Directories below which volumes may be staged and published. Other targets are refused.",
     ),

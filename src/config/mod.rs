@@ -6,6 +6,7 @@
 
 pub mod fault;
 pub mod keys;
+mod kubernetes;
 mod read;
 mod render;
 mod scalar;
@@ -21,6 +22,7 @@ use crate::node::pool::{PoolSettings, PoolsUnder};
 use crate::node::union::MergerfsSettings;
 
 pub use fault::{Fault, Faults, Origin};
+pub use kubernetes::{Access, ApiServer, KubernetesSettings, Mode, SERVICE_ACCOUNT_DIR};
 pub use render::{json, yaml_text};
 
 /// Where the configuration is looked for when none is named; may be missing.
@@ -38,15 +40,20 @@ pub const MAX_SOCKET_PATH: usize = 107;
 /// The checked configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
+    /// Which roles this instance plays. Default: all.
+    pub mode: Mode,
+    /// The cluster whose objects are the store; `None`: the embedded store.
+    pub kubernetes: Option<KubernetesSettings>,
     /// This node. Default: the host name.
     pub node: NodeName,
     /// Labels of this node, for `nodeSelector`.
     pub node_labels: BTreeMap<String, String>,
     /// Where state lives. Default [`DEFAULT_STATE_DIR`].
     pub state_dir: PathBuf,
-    /// CSI socket. Default `<state_dir>/csi.sock`.
+    /// CSI socket. Default `<state_dir>/csi.sock`; with Kubernetes, where volumes are mounted,
+    /// `<kubelet_dir>/plugins/union.csi.union.io/csi.sock`.
     pub csi_socket: PathBuf,
-    /// Directories below which staging and target paths may lie. Default `/var/lib/kubelet`, `/mnt`, `/media`, `/srv`.
+    /// Directories below which staging and target paths may lie. Default: the kubelet's, `/mnt`, `/media`, `/srv`.
     pub allowed_targets: Vec<PathBuf>,
     /// HTTP listener; `None`: off. Default [`DEFAULT_LISTEN`].
     pub http_listen: Option<SocketAddr>,
@@ -103,6 +110,12 @@ pub struct Overrides {
     pub mergerfs_path: Option<String>,
     /// `--pool NAME=PATH`, each as typed; added to those of the file.
     pub pools: Vec<String>,
+    /// `--mode`, `UNION_CSI_MODE`.
+    pub mode: Option<String>,
+    /// `--kubeconfig`, `UNION_CSI_KUBECONFIG`.
+    pub kubeconfig: Option<String>,
+    /// What Kubernetes tells a container of its API server.
+    pub api_server: Option<ApiServer>,
 }
 
 /// Reads and checks everything. `file`: the file named by the user; `None` takes [`DEFAULT_FILE`] if it is there.

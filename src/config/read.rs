@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::fault::{Fault, Faults, Origin};
 use super::scalar::{self, Wrong, wrong};
 use super::yaml::{self, Name, Node, Value};
-use super::{Config, DEFAULT_LISTEN, DEFAULT_STATE_DIR, Overrides, keys};
+use super::{Config, DEFAULT_LISTEN, DEFAULT_STATE_DIR, Overrides, keys, kubernetes};
 use crate::domain::policy;
 use crate::domain::pool::Reserve;
 use crate::domain::spelling;
@@ -16,8 +16,10 @@ use crate::domain::{NodeName, PoolName};
 use crate::node::pool::{PoolSettings, PoolsUnder};
 use crate::node::union::MergerfsSettings;
 
-/// Below these a volume may be mounted unless told otherwise: where the kubelet mounts, and where people do.
-const ALLOWED_TARGETS: [&str; 4] = ["/var/lib/kubelet", "/mnt", "/media", "/srv"];
+/// Below these, and below the kubelet's directory, a volume may be mounted unless told otherwise: where people mount.
+const ALLOWED_TARGETS: [&str; 3] = ["/mnt", "/media", "/srv"];
+/// The CSI socket below the kubelet's directory: where the tools of Kubernetes look for it, by the driver's name.
+const PLUGIN_SOCKET: &str = "plugins/union.csi.union.io/csi.sock";
 /// Shorter would make the agent busy, longer would make its figures stale.
 const MEASURE_BOUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
 /// A union answers in milliseconds; the kubelet gives up on a mount after two minutes and comes back.
@@ -27,15 +29,15 @@ const CREATE_BOUNDS: (Duration, Duration) = (Duration::from_secs(1), Duration::f
 
 /// A setting as typed, and where.
 #[derive(Clone)]
-struct Typed {
+pub(super) struct Typed {
     text: String,
     key: String,
-    origin: Origin,
+    pub(super) origin: Origin,
 }
 
 /// A mapping of the file.
 #[derive(Clone, Copy)]
-struct Section<'n> {
+pub(super) struct Section<'n> {
     entries: &'n [(Name, Node)],
 }
 
@@ -47,7 +49,7 @@ impl<'n> Section<'n> {
     }
 }
 
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     file: &'a Path,
     faults: Vec<Fault>,
 }
@@ -87,17 +89,15 @@ impl Reader<'_> {
             }
             None => (PathBuf::from(DEFAULT_STATE_DIR), Origin::Default),
         };
-        let endpoint = self.flagged(csi, "endpoint", "csi.endpoint", over.endpoint.as_ref(), "--endpoint");
-        let csi_socket = match endpoint {
-            Some(typed) => self.parsed(Some(typed), state_dir.join("csi.sock"), scalar::socket),
-            None => {
-                let socket = state_dir.join("csi.sock");
-                if let Err(fault) = scalar::check_socket(&socket) {
-                    self.fault(state_origin, "stateDir", fault);
-                }
-                socket
-            }
+        let found = kubernetes::read(self, root, over);
+        let (kubelet_dir, kubelet_origin) = found.kubelet_dir;
+        // One that never mounts has nothing to tell the kubelet, and may run beside one that does.
+        let default_socket = if found.kubernetes.is_some() && found.mode.is_node() {
+            (kubelet_dir.join(PLUGIN_SOCKET), kubelet_origin, "kubernetes.kubeletDir")
+        } else {
+            (state_dir.join("csi.sock"), state_origin, "stateDir")
         };
+        let csi_socket = self.socket(csi, over, default_socket);
         let listen = self.flagged(http, "listen", "http.listen", over.http_listen.as_ref(), "--http-listen");
         let http_listen = self.parsed(listen, DEFAULT_LISTEN.parse::<SocketAddr>().ok(), scalar::listen);
         let program =
@@ -106,9 +106,11 @@ impl Reader<'_> {
         let format = self.flagged(log, "format", "log.format", over.log_format.as_ref(), "--log-format");
 
         Config {
+            mode: found.mode,
+            kubernetes: found.kubernetes,
             node,
             node_labels: self.labels(root, "nodeLabels", "nodeLabels"),
-            allowed_targets: self.allowed_targets(csi),
+            allowed_targets: self.allowed_targets(csi, &kubelet_dir),
             csi_socket,
             http_listen,
             http_host_names: self.host_names(http),
@@ -132,6 +134,23 @@ impl Reader<'_> {
             log_filter: self.parsed(filter, "info".to_owned(), scalar::log_filter),
             log_json: self.parsed(format, false, scalar::log_format),
         }
+    }
+
+    /// The CSI socket: as set, or the default, whose length is the fault of the key that it comes from.
+    fn socket(
+        &mut self,
+        csi: Section<'_>,
+        over: &Overrides,
+        (default, origin, key): (PathBuf, Origin, &str),
+    ) -> PathBuf {
+        let typed = self.flagged(csi, "endpoint", "csi.endpoint", over.endpoint.as_ref(), "--endpoint");
+        if typed.is_some() {
+            return self.parsed(typed, default, scalar::socket);
+        }
+        if let Err(fault) = scalar::check_socket(&default) {
+            self.fault(origin, key, fault);
+        }
+        default
     }
 
     fn node_name(&mut self, root: Section<'_>, over: &Overrides, host_name: &str) -> NodeName {
@@ -253,9 +272,10 @@ impl Reader<'_> {
         all
     }
 
-    fn allowed_targets(&mut self, csi: Section<'_>) -> Vec<PathBuf> {
+    fn allowed_targets(&mut self, csi: Section<'_>, kubelet_dir: &Path) -> Vec<PathBuf> {
         if csi.find("allowedTargets").is_none() {
-            return ALLOWED_TARGETS.iter().map(PathBuf::from).collect();
+            let others = ALLOWED_TARGETS.iter().map(PathBuf::from);
+            return std::iter::once(kubelet_dir.to_owned()).chain(others).collect();
         }
         let mut paths = Vec::new();
         for (i, node) in self.list_at(csi, "allowedTargets", "csi.allowedTargets").iter().enumerate() {
@@ -373,7 +393,7 @@ impl Reader<'_> {
         Origin::File { path: self.file.to_owned(), line }
     }
 
-    fn fault(&mut self, origin: Origin, key: &str, Wrong { problem, remedy }: Wrong) {
+    pub(super) fn fault(&mut self, origin: Origin, key: &str, Wrong { problem, remedy }: Wrong) {
         self.faults.push(Fault { origin, key: key.to_owned(), problem, remedy });
     }
 
@@ -410,7 +430,7 @@ impl Reader<'_> {
         Section { entries }
     }
 
-    fn subsection<'n>(&mut self, parent: Section<'n>, name: &str) -> Section<'n> {
+    pub(super) fn subsection<'n>(&mut self, parent: Section<'n>, name: &str) -> Section<'n> {
         match parent.find(name) {
             Some((_, node)) => self.section(node, name, name),
             None => Section::EMPTY,
@@ -464,7 +484,7 @@ impl Reader<'_> {
         Some(Typed { text, key: key.to_owned(), origin: self.at(node.line) })
     }
 
-    fn text(&mut self, section: Section<'_>, name: &str, key: &str) -> Option<Typed> {
+    pub(super) fn text(&mut self, section: Section<'_>, name: &str, key: &str) -> Option<Typed> {
         let (name, node) = section.find(name)?;
         let mut typed = self.scalar(node, key)?;
         typed.origin = self.at(name.line);
@@ -472,7 +492,7 @@ impl Reader<'_> {
     }
 
     /// The flag if it was given, else what the file has.
-    fn flagged(
+    pub(super) fn flagged(
         &mut self,
         section: Section<'_>,
         name: &str,
@@ -487,7 +507,12 @@ impl Reader<'_> {
         }
     }
 
-    fn parsed<T>(&mut self, typed: Option<Typed>, default: T, parse: impl Fn(&str) -> Result<T, Wrong>) -> T {
+    pub(super) fn parsed<T>(
+        &mut self,
+        typed: Option<Typed>,
+        default: T,
+        parse: impl Fn(&str) -> Result<T, Wrong>,
+    ) -> T {
         let Some(Typed { text, key, origin }) = typed else { return default };
         parse(&text).unwrap_or_else(|fault| {
             self.fault(origin, &key, fault);

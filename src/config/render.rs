@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::Config;
+use super::{Access, Config, KubernetesSettings};
 use crate::domain::duration;
 use crate::domain::pool::Reserve;
 use crate::node::pool::{PoolSettings, PoolsUnder};
@@ -13,6 +13,8 @@ use crate::node::pool::{PoolSettings, PoolsUnder};
 #[must_use]
 pub fn json(config: &Config) -> Value {
     let mut value = json!({
+        "mode": config.mode,
+        "store": if config.kubernetes.is_some() { "kubernetes" } else { "local" },
         "nodeName": config.node,
         "nodeLabels": config.node_labels,
         "stateDir": config.state_dir,
@@ -38,6 +40,9 @@ pub fn json(config: &Config) -> Value {
             "format": if config.log_json { "json" } else { "text" },
         },
     });
+    if let Some(cluster) = &config.kubernetes {
+        value["kubernetes"] = kubernetes(cluster);
+    }
     if let Some(max) = config.max_volumes {
         value["maxVolumes"] = json!(max);
     }
@@ -53,6 +58,18 @@ fn reserve(reserve: Reserve) -> String {
 
 fn under(under: &PoolsUnder) -> Value {
     json!({ "path": under.path, "labels": under.labels, "reserve": reserve(under.reserve) })
+}
+
+fn kubernetes(cluster: &KubernetesSettings) -> Value {
+    let mut value = json!({
+        "namespace": cluster.namespace,
+        "kubeletDir": cluster.kubelet_dir,
+        "leaseDuration": duration::format(cluster.lease_duration),
+    });
+    if let Access::Kubeconfig(path) = &cluster.access {
+        value["kubeconfig"] = json!(path);
+    }
+    value
 }
 
 fn pool(pool: &PoolSettings) -> Value {

@@ -186,3 +186,81 @@ fn a_named_file_that_is_missing_is_a_fault() {
     let told = load(Some(missing), &Overrides::default()).unwrap_err().to_string();
     assert!(told.contains("/nonexistent/agent.yaml: cannot be read"), "{told}");
 }
+
+fn in_pod(text: &str) -> Config {
+    with(text, |o| o.api_server = Some(ApiServer { host: "10.96.0.1".into(), port: 443 })).unwrap()
+}
+
+#[test]
+fn kubernetes_is_used_in_a_pod_or_with_a_kubeconfig_and_else_the_embedded_store() {
+    assert_eq!(read("").unwrap().kubernetes, None);
+    assert_eq!(in_pod("store: local\n").kubernetes, None);
+    let pod = in_pod("").kubernetes.unwrap();
+    assert!(matches!(pod.access, Access::InCluster { .. }));
+    assert_eq!((pod.namespace.as_str(), pod.lease_duration), ("union", Duration::from_secs(12)));
+    let file = in_pod("kubernetes: {kubeconfig: /etc/k}\n").kubernetes.unwrap();
+    assert_eq!(file.access, Access::Kubeconfig("/etc/k".into()), "what was set wins over the pod's account");
+    let flag = with("", |o| o.kubeconfig = Some("/k".into())).unwrap().kubernetes.unwrap();
+    assert_eq!(flag.access, Access::Kubeconfig("/k".into()));
+}
+
+#[test]
+fn with_kubernetes_the_socket_and_the_mounts_are_where_the_kubelet_looks() {
+    let config = in_pod("kubernetes: {kubeletDir: /var/snap/kubelet}\n");
+    assert_eq!(config.csi_socket, Path::new("/var/snap/kubelet/plugins/union.csi.union.io/csi.sock"));
+    assert_eq!(config.allowed_targets[0], Path::new("/var/snap/kubelet"));
+    let controller = in_pod("mode: controller\n");
+    assert_eq!(
+        controller.csi_socket,
+        Path::new("/var/lib/union-csi/csi.sock"),
+        "it may run beside a node's agent"
+    );
+    let set = in_pod("csi: {endpoint: unix:///run/u.sock}\n");
+    assert_eq!(set.csi_socket, Path::new("/run/u.sock"));
+    let long = format!("kubernetes: {{kubeconfig: /k, kubeletDir: /{}}}\n", "x".repeat(90));
+    assert!(
+        faults(&long).contains("agent.yaml:1: kubernetes.kubeletDir: the socket's path has"),
+        "{}",
+        faults(&long)
+    );
+}
+
+#[test]
+fn roles_are_divided_in_a_cluster_only() {
+    assert_eq!(in_pod("mode: node\n").mode, Mode::Node);
+    assert!(
+        faults("mode: node\n").contains("agent.yaml:1: mode: without Kubernetes one agent plays all roles")
+    );
+    let told = with("store: local\nkubernetes: {kubeconfig: /k}\n", |o| o.mode = Some("controller".into()));
+    assert!(told.unwrap_err().to_string().contains("--mode: mode: without Kubernetes"));
+}
+
+#[test]
+fn faults_of_the_cluster_are_told_with_their_remedies() {
+    insta::assert_snapshot!(faults(
+        r"mode: nodes
+store: kubernetes
+kubernetes:
+  namespace: Union
+  kubeletDir: /
+  leaseDuration: 1s
+  kubeConfig: /k
+"
+    ));
+    let half = faults("store: kubernetes\nkubernetes: {kubeconfig: k, leaseDuration: 12500ms}\n");
+    assert!(half.contains("\"k\" is a relative path"), "{half}");
+    assert!(!half.contains("no API server"), "{half}");
+    assert!(half.contains("not a whole number of seconds"), "{half}");
+    let flag = with("store: local\n", |o| o.kubeconfig = Some("/k".into())).unwrap_err().to_string();
+    assert!(flag.contains("--kubeconfig: store is local"), "{flag}");
+}
+
+#[test]
+fn the_effective_configuration_of_a_cluster_read_again_is_itself() {
+    let text = "mode: node\nkubernetes: {kubeconfig: /etc/k, namespace: storage, kubeletDir: /k, leaseDuration: 30s}\n";
+    let config = read(text).unwrap();
+    let shown = yaml_text(&config);
+    assert_eq!(read(&shown).map_err(|f| format!("{f}\n{shown}")), Ok(config));
+    let pod = in_pod("");
+    assert_eq!(in_pod(&yaml_text(&pod)), pod);
+}
