@@ -3,34 +3,48 @@
 //! One function, [`run`]: it takes the machine's state directory for itself, opens the store, finds out what the host can
 //! do, takes over the volumes that an earlier agent left mounted, and serves until it is told to stop. Unions and mounts
 //! stay when it ends: running workloads must not notice.
+//!
+//! An instance plays the node role ([`node`]), or leads while it is its turn ([`lead`]), or both. An API server that does
+//! not answer stops neither the start nor anything that runs.
 
+mod cluster;
+mod error;
+mod lead;
 mod machine;
+mod node;
+mod tasks;
+mod traffic;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::Timestamp;
-use snafu::{ResultExt, Snafu};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
+use kube::Client;
+use snafu::ResultExt;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
-use crate::controllers::splitter::Splitter;
+use crate::controllers::lease::Leadership;
+use crate::controllers::splitter::SplitterCounters;
+use crate::csi::counters::CsiCounters;
+use crate::csi::registration::{self, RegistrationSettings, RegistrationState};
 use crate::csi::{self, ControllerService, IdentityService, NodeService};
 use crate::http::{self, View};
-use crate::node::branch::Branches;
-use crate::node::executor::{Executor, NodeFacts};
-use crate::node::heal::Healer;
-use crate::node::pool::Pools;
-use crate::node::union::Unions;
-use crate::node::volume::{VolumeSettings, Volumes};
-use crate::platform::{Host, HostError};
-use crate::store::Store;
-use crate::store::local::{LocalStore, OpenError};
+use crate::platform::Host;
+use crate::store::kubernetes::KubernetesStore;
+use crate::store::local::LocalStore;
+use crate::store::{Asked, Health, Store};
+use error::{HostSnafu, ProcessSnafu};
+use lead::Controllers;
 use machine::LocalMachine;
+use node::{Node, ephemeral_dir};
+use tasks::Tasks;
+use traffic::Traffic;
+
+pub use cluster::ClusterError;
+pub use error::AppError;
 
 /// Threads for asynchronous work: an agent waits far more than it computes, and each thread costs memory.
 const WORKERS: usize = 2;
@@ -44,68 +58,8 @@ const BLOCKING_IDLE: Duration = Duration::from_secs(10);
 /// Directories of the state directory that hold files which are written atomically.
 const RECORDS: [&str; 2] = ["unions", "pools"];
 
-/// How long tasks may take to end when the agent stops.
-const STOP_BOUND: Duration = Duration::from_secs(30);
-
-/// The agent could not run.
-#[derive(Debug, Snafu)]
-pub enum AppError {
-    /// Another agent has the state directory.
-    #[snafu(display(
-        "another agent runs on the state directory {}: stop it, or set another stateDir",
-        path.display()
-    ))]
-    Locked {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// The machine refused something that the agent cannot be without.
-    #[snafu(display("cannot {action}: {source}"))]
-    Host {
-        /// What was to be done.
-        action: &'static str,
-        /// Why it failed.
-        source: HostError,
-    },
-    /// The store cannot be opened.
-    #[snafu(display("{source}"), context(false))]
-    Store {
-        /// Why, and what to do.
-        source: OpenError,
-    },
-    /// The CSI socket cannot be had.
-    #[snafu(display("{source}"), context(false))]
-    CsiSocket {
-        /// Why, and what to do.
-        source: csi::BindError,
-    },
-    /// The CSI socket is no longer served.
-    #[snafu(display("{source}"), context(false))]
-    CsiServe {
-        /// Why.
-        source: csi::ServeError,
-    },
-    /// The HTTP API cannot be served.
-    #[snafu(display("{source}"), context(false))]
-    Http {
-        /// Why, and what to do.
-        source: http::HttpError,
-    },
-    /// The process could not be set up.
-    #[snafu(display("cannot {action}: {source}"))]
-    Process {
-        /// What was to be done.
-        action: &'static str,
-        /// Why it failed.
-        source: std::io::Error,
-    },
-    /// A task that must run ended.
-    #[snafu(display("{task} ended unexpectedly; the log says why"))]
-    Task {
-        /// Which.
-        task: &'static str,
-    },
-}
+/// Field manager of the store's objects; the same for every instance.
+const FIELD_MANAGER: &str = "union-csi";
 
 /// Runs the agent until SIGTERM or SIGINT.
 ///
@@ -127,7 +81,6 @@ pub fn run(config: Config) -> Result<(), AppError> {
 
 async fn serve(config: Config) -> Result<(), AppError> {
     let host = Host::new();
-    let state = config.state_dir.clone();
     let _lock = take_state_directory(&host, &config)?;
     // What others may hold is taken first, so that a second agent fails before it has done anything.
     let socket = csi::bind(csi::Purpose::Csi, &config.csi_socket)?;
@@ -136,21 +89,25 @@ async fn serve(config: Config) -> Result<(), AppError> {
         None => None,
     };
 
-    let store = open_store(&state).await?;
-    let parts = Parts::new(&host, &config, store.clone()).await?;
-    let stop = CancellationToken::new();
-    let counters = Arc::new(csi::counters::CsiCounters::default());
-    let mut tasks: JoinSet<Result<(), AppError>> = JoinSet::new();
-
-    let splitter = Splitter::new(store.clone(), Timestamp::now);
+    let ground = Ground::open(&config).await?;
+    let node = match config.mode.is_node() {
+        true => Some(Arc::new(Node::new(&host, &config, ground.store.clone()).await?)),
+        false => None,
+    };
+    let mut tasks = Tasks::new();
+    let counters = Arc::new(CsiCounters::default());
+    let splits = SplitterCounters::default();
+    let (leadership, leading) = Leading::prepare(&config, &ground, splits.clone());
+    let registered = watch::Sender::new(RegistrationState::default());
     let machine = Arc::new(LocalMachine {
-        executor: parts.executor.clone(),
-        volumes: parts.volumes.clone(),
-        unions: parts.unions.clone(),
+        node: node.clone(),
         csi: counters.clone(),
-        splits: splitter.counters(),
-        store: store.clone(),
-        node: config.node.clone(),
+        splits,
+        store: ground.store.clone(),
+        health: ground.health.clone(),
+        traffic: ground.traffic.clone(),
+        leadership,
+        mode: config.mode,
         has_pools: !config.pools.is_empty(),
     });
     if let Some(listener) = listener {
@@ -158,104 +115,139 @@ async fn serve(config: Config) -> Result<(), AppError> {
         let view = Arc::new(View {
             node: config.node.clone(),
             node_labels: config.node_labels.clone(),
-            store: store.clone(),
+            store: ground.store.clone(),
             machine,
             hosts: http::Hosts::new(config.node.as_str(), config.http_host_names.clone()),
         });
-        tasks.spawn(critical("the HTTP API", stop.clone(), {
-            let stop = stop.clone();
-            async move { Ok(http::serve(listener, view, stop).await?) }
-        }));
+        tasks.spawn("the HTTP API", |stop| async move { Ok(http::serve(listener, view, stop).await?) });
         tracing::info!(http.listen = %at, "HTTP API and status page");
     }
 
     // The volumes that run are taken over before anyone can ask for changes to them.
-    let begun = std::time::Instant::now();
-    parts.volumes.recover().await;
-    tracing::info!(seconds = begun.elapsed().as_secs_f64(), "volumes of the earlier agent taken over");
-
-    let task = |run: futures::future::BoxFuture<'static, ()>, name| {
-        critical(name, stop.clone(), async move {
-            run.await;
+    if let Some(node) = &node {
+        node.recover().await;
+        node.start(&mut tasks);
+    }
+    if let Some(leading) = leading {
+        tasks.spawn("the controller role", |stop| leading.run(stop));
+    }
+    let services = services(&config, node.as_deref(), &ground, counters);
+    tasks.spawn("the CSI server", |stop| async move {
+        Ok(csi::serve(socket, services, stop.cancelled_owned()).await?)
+    });
+    if let (Some(cluster), Some(_)) = (&config.kubernetes, &node) {
+        let settings = RegistrationSettings {
+            kubelet_dir: cluster.kubelet_dir.clone(),
+            csi_socket: config.csi_socket.clone(),
+        };
+        tasks.spawn("the registration with the kubelet", |stop| async move {
+            registration::serve(settings, registered, stop).await;
             Ok(())
-        })
-    };
-    let executor = parts.executor.clone();
-    let (for_executor, for_splitter, for_healer) = (stop.clone(), stop.clone(), stop.clone());
-    tasks.spawn(task(Box::pin(async move { executor.run(for_executor).await }), "the executor"));
-    tasks.spawn(task(Box::pin(splitter.run(for_splitter)), "the splitter"));
-    let volumes = (*parts.volumes).clone();
-    tasks.spawn(task(Box::pin(async move { Healer::new(volumes).run(for_healer).await }), "the healer"));
-
-    let services = services(&config, &parts, store, counters);
-    tasks.spawn(critical("the CSI server", stop.clone(), {
-        let stop = stop.clone();
-        async move { Ok(csi::serve(socket, services, stop.cancelled_owned()).await?) }
-    }));
+        });
+    }
     tracing::info!(
-        node = %config.node, csi.socket = %config.csi_socket.display(), pools = config.pools.len(),
+        node = %config.node, mode = config.mode.as_str(), store = ground.kind(),
+        csi.socket = %config.csi_socket.display(), pools = config.pools.len(),
         version = env!("CARGO_PKG_VERSION"), "the agent serves"
     );
 
-    let result = until_told_or_failed(&mut tasks).await;
-    stop.cancel();
-    let ended = tokio::time::timeout(STOP_BOUND, async { while tasks.join_next().await.is_some() {} }).await;
-    if ended.is_err() {
-        tracing::warn!(seconds = STOP_BOUND.as_secs(), "some work did not end in time and is left");
-    }
+    let result = tasks.run().await;
     tracing::info!("the agent has ended; mounted volumes stay mounted");
     result
 }
 
-/// The parts of the node role.
-struct Parts {
-    unions: Arc<Unions>,
-    volumes: Arc<Volumes>,
-    executor: Arc<Executor>,
+/// What all roles stand on.
+struct Ground {
+    store: Arc<dyn Store>,
+    health: Arc<dyn Health>,
+    /// With Kubernetes.
+    client: Option<Client>,
+    traffic: Option<Arc<Traffic>>,
 }
 
-impl Parts {
-    async fn new(host: &Host, config: &Config, store: Arc<dyn Store>) -> Result<Self, AppError> {
-        let (node, state) = (config.node.clone(), config.state_dir.clone());
-        let pools = Pools::new(host.clone(), node, config.pools.clone(), state);
-        let pools = Arc::new(pools.with_under(config.pools_under.clone()));
-        let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
-        let unions = {
-            let (host, settings, state) = (host.clone(), config.mergerfs.clone(), config.state_dir.clone());
-            let probe = tokio::task::spawn_blocking(move || Unions::probe(&host, &settings, &state));
-            Arc::new(probe.await.map_err(|_| AppError::Task { task: "the test of mergerfs" })?)
+impl Ground {
+    /// Opens the store; one of a cluster is asked nothing yet.
+    async fn open(config: &Config) -> Result<Self, AppError> {
+        let Some(settings) = &config.kubernetes else {
+            let file = config.state_dir.join("store.redb");
+            let opened = tokio::task::spawn_blocking(move || LocalStore::open(&file)).await;
+            let store: Arc<dyn Store> =
+                Arc::new(opened.map_err(|_| AppError::Task { task: "opening the store" })??);
+            return Ok(Self { health: Arc::new(Asked(store.clone())), store, client: None, traffic: None });
         };
-        let abilities = unions.abilities();
-        let (kernel, _) = host.kernel().context(HostSnafu { action: "read the kernel's version" })?;
-        let facts = NodeFacts {
-            labels: config.node_labels.clone(),
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-            mergerfs_version: abilities.mergerfs_version.clone(),
-            kernel,
-            measure_interval: config.measure_interval,
-        };
-        let executor =
-            Arc::new(Executor::new(store.clone(), config.node.clone(), facts, pools, branches.clone()));
-        // Ephemeral volumes and the like are staged in the state directory.
-        let mut allowed_targets = config.target_roots();
-        allowed_targets.push(ephemeral_dir(&config.state_dir));
-        let settings = VolumeSettings { state_dir: config.state_dir.clone(), allowed_targets };
-        let volumes =
-            Volumes::new(host.clone(), store, config.node.clone(), branches, unions.clone(), settings)
-                .context(HostSnafu { action: "read this boot's id" })?;
-        Ok(Self { unions, volumes: Arc::new(volumes), executor })
+        let (client, traffic) = cluster::connect(settings).await?;
+        let store = KubernetesStore::new(client.clone(), &settings.namespace, FIELD_MANAGER);
+        Ok(Self {
+            store: Arc::new(store),
+            health: traffic.clone(),
+            client: Some(client),
+            traffic: Some(traffic),
+        })
+    }
+
+    const fn kind(&self) -> &'static str {
+        if self.client.is_some() { "kubernetes" } else { "local" }
     }
 }
 
-fn ephemeral_dir(state: &Path) -> PathBuf {
-    state.join("ephemeral")
+/// The controller role of this instance, ready to run.
+struct Leading {
+    controllers: Controllers,
+    leadership: watch::Receiver<Leadership>,
+    elector: Option<crate::controllers::lease::Elector>,
+    /// Without an elector: who leads, for ever.
+    _alone: Option<watch::Sender<Leadership>>,
+}
+
+impl Leading {
+    /// The role where the instance may play it; and what is known of who does, in any case.
+    fn prepare(
+        config: &Config,
+        ground: &Ground,
+        splits: SplitterCounters,
+    ) -> (watch::Receiver<Leadership>, Option<Self>) {
+        if !config.mode.may_lead() {
+            return (watch::Sender::new(Leadership::default()).subscribe(), None);
+        }
+        let cluster = config.kubernetes.as_ref().zip(ground.client.clone());
+        let namespace =
+            cluster.as_ref().map(|(settings, client)| (client.clone(), settings.namespace.clone()));
+        let controllers = Controllers { store: ground.store.clone(), cluster: namespace, splits };
+        let (leadership, elector, alone) = match cluster {
+            Some((settings, client)) => {
+                let elector = lead::elector(client, settings, &config.node);
+                (elector.leadership(), Some(elector), None)
+            }
+            None => {
+                let alone = lead::alone();
+                (alone.subscribe(), None, Some(alone))
+            }
+        };
+        (leadership.clone(), Some(Self { controllers, leadership, elector, _alone: alone }))
+    }
+
+    /// Leads when it is its turn. The lease is released when no controller runs any more.
+    async fn run(self, stop: CancellationToken) -> Result<(), AppError> {
+        let release = CancellationToken::new();
+        let lead = async {
+            let result = lead::lead(self.controllers, self.leadership, stop).await;
+            release.cancel();
+            result
+        };
+        let elect = async {
+            if let Some(elector) = self.elector {
+                elector.run(release.clone()).await;
+            }
+        };
+        tokio::join!(lead, elect).0
+    }
 }
 
 fn services(
     config: &Config,
-    parts: &Parts,
-    store: Arc<dyn Store>,
-    counters: Arc<csi::counters::CsiCounters>,
+    node: Option<&Node>,
+    ground: &Ground,
+    counters: Arc<CsiCounters>,
 ) -> csi::Services {
     let settings = csi::Settings {
         node: config.node.clone(),
@@ -264,10 +256,12 @@ fn services(
         ephemeral_dir: ephemeral_dir(&config.state_dir),
     };
     let tasks = TaskTracker::new();
+    let store = ground.store.clone();
+    let volumes = node.map(|node| node.volumes.clone());
     csi::Services {
-        identity: IdentityService::new(config.node.clone(), store.clone(), Some(parts.volumes.clone())),
-        controller: Some(ControllerService::new(store.clone(), settings.clone())),
-        node: Some(NodeService::new(parts.volumes.clone(), store, settings, tasks.clone())),
+        identity: IdentityService::new(ground.health.clone(), volumes.clone().map(|v| v as _)),
+        controller: config.mode.may_lead().then(|| ControllerService::new(store.clone(), settings.clone())),
+        node: volumes.map(|volumes| NodeService::new(volumes, store, settings, tasks.clone())),
         counters,
         tasks,
     }
@@ -275,7 +269,7 @@ fn services(
 
 /// Makes the state directory where it is missing, and holds it against a second agent until the lock is dropped.
 fn take_state_directory(host: &Host, config: &Config) -> Result<std::os::fd::OwnedFd, AppError> {
-    let path = config.state_dir.as_path();
+    let path: &Path = &config.state_dir;
     host.ensure_directory(path, 0o700).context(HostSnafu { action: "make the state directory" })?;
     for directory in [ephemeral_dir(path), config.staging_dir()] {
         host.ensure_directory(&directory, 0o700).context(HostSnafu { action: "make the state directory" })?;
@@ -289,38 +283,4 @@ fn take_state_directory(host: &Host, config: &Config) -> Result<std::os::fd::Own
         }
     }
     Ok(lock)
-}
-
-async fn open_store(state: &Path) -> Result<Arc<dyn Store>, AppError> {
-    let file = state.join("store.redb");
-    let opened = tokio::task::spawn_blocking(move || LocalStore::open(&file)).await;
-    Ok(Arc::new(opened.map_err(|_| AppError::Task { task: "opening the store" })??))
-}
-
-/// A task whose end, before the agent is told to stop, is a fault.
-async fn critical(
-    task: &'static str,
-    stop: CancellationToken,
-    run: impl Future<Output = Result<(), AppError>>,
-) -> Result<(), AppError> {
-    let result = run.await;
-    match result {
-        Ok(()) if !stop.is_cancelled() => Err(AppError::Task { task }),
-        result => result,
-    }
-}
-
-/// Waits for SIGTERM, SIGINT, or the first task that fails.
-async fn until_told_or_failed(tasks: &mut JoinSet<Result<(), AppError>>) -> Result<(), AppError> {
-    let listen = |kind| signal(kind).context(ProcessSnafu { action: "listen for signals" });
-    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = terminate.recv() => { tracing::info!("told to stop (SIGTERM)"); Ok(()) }
-        _ = interrupt.recv() => { tracing::info!("told to stop (SIGINT)"); Ok(()) }
-        ended = tasks.join_next() => match ended {
-            Some(Ok(result)) => result,
-            Some(Err(panic)) => { tracing::error!(%panic, "a task panicked"); Err(AppError::Task { task: "a task" }) }
-            None => Ok(()),
-        },
-    }
 }

@@ -1,69 +1,101 @@
-//! What this machine tells the HTTP API.
+//! What this machine tells about itself to those who look from outside.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::watch;
 
+use super::node::Node;
+use super::traffic::Traffic;
+use crate::config::Mode;
+use crate::controllers::lease::Leadership;
 use crate::controllers::splitter::SplitterCounters;
 use crate::csi::counters::CsiCounters;
-use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
 use crate::http::Machine;
-use crate::node::executor::Executor;
-use crate::node::union::{UnionAbilities, Unions};
-use crate::node::volume::{VolumeSnapshot, Volumes};
-use crate::store::Store;
+use crate::http::api::Standing;
+use crate::node::union::UnionAbilities;
+use crate::node::volume::VolumeSnapshot;
+use crate::store::{Health, Store};
 use crate::telemetry::Counters;
-
-/// How long the store may take to answer before the agent is not ready.
-const STORE_BOUND: Duration = Duration::from_secs(2);
 
 /// The parts that know something of this machine.
 pub(super) struct LocalMachine {
-    pub(super) executor: Arc<Executor>,
-    pub(super) volumes: Arc<Volumes>,
-    pub(super) unions: Arc<Unions>,
+    /// `None`: it does not play the node role.
+    pub(super) node: Option<Arc<Node>>,
     pub(super) csi: Arc<CsiCounters>,
     pub(super) splits: SplitterCounters,
     pub(super) store: Arc<dyn Store>,
-    pub(super) node: NodeName,
+    pub(super) health: Arc<dyn Health>,
+    pub(super) traffic: Option<Arc<Traffic>>,
+    pub(super) leadership: watch::Receiver<Leadership>,
+    pub(super) mode: Mode,
     pub(super) has_pools: bool,
 }
 
 #[async_trait]
 impl Machine for LocalMachine {
     fn pools(&self) -> Vec<PoolReport> {
-        self.executor.latest().to_vec()
+        self.node.as_ref().map(|node| node.executor.latest().to_vec()).unwrap_or_default()
     }
 
     async fn volumes(&self) -> Vec<VolumeSnapshot> {
-        self.volumes.snapshot().await
+        match &self.node {
+            Some(node) => node.volumes.snapshot().await,
+            None => Vec::new(),
+        }
     }
 
     fn abilities(&self) -> UnionAbilities {
-        self.unions.abilities().clone()
+        self.node.as_ref().map(|node| node.unions.abilities().clone()).unwrap_or_default()
     }
 
+    /// Asks nothing of an API server: probes come every few seconds, from every node.
     async fn ready(&self) -> Result<(), Vec<String>> {
-        let mut problems: Vec<String> = self.volumes.ready().await.err().into_iter().collect();
-        match tokio::time::timeout(STORE_BOUND, self.store.nodes().get(self.node.as_str())).await {
-            Err(_) => problems.push(format!("the store does not answer within {} s", STORE_BOUND.as_secs())),
-            Ok(Err(error)) => problems.push(error.to_string()),
-            Ok(Ok(None)) => problems.push("this node is not in the store yet".to_owned()),
-            Ok(Ok(Some(node))) if self.has_pools && node.status.pools.is_empty() => {
+        let mut problems: Vec<String> = self.health.check().await.err().into_iter().collect();
+        if let Some(node) = &self.node {
+            problems.extend(node.volumes.ready().await.err());
+            if !node.executor.published() {
+                problems.push("this node is not in the store yet".to_owned());
+            } else if self.has_pools && node.executor.latest().is_empty() {
                 problems.push("the pools are not measured yet".to_owned());
             }
-            Ok(Ok(Some(_))) => {}
         }
+        problems.extend(self.leadership.borrow().problem.clone());
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 
     fn counters(&self) -> Counters {
-        Counters { csi: self.csi.snapshot(), splitter: self.splits.read(), store: self.store.figures() }
+        let leadership = self.leadership.borrow();
+        Counters {
+            csi: self.csi.snapshot(),
+            splitter: self.splits.read(),
+            store: self.store.figures(),
+            kubernetes: self.traffic.as_ref().map(|traffic| traffic.figures()),
+            leads: leads(&leadership),
+            terms: leadership.terms,
+        }
     }
 
     fn process_memory(&self, pid: i32) -> Option<u64> {
         crate::telemetry::resident(&pid.to_string())
     }
+
+    fn standing(&self) -> Standing {
+        let leadership = self.leadership.borrow();
+        Standing {
+            mode: self.mode.as_str().to_owned(),
+            store: if self.traffic.is_some() { "kubernetes" } else { "local" }.to_owned(),
+            leads: leads(&leadership),
+            // A node's name has no underscore; what follows the last one tells processes apart.
+            leader: leadership.holder.as_ref().map(|holder| match holder.rsplit_once('_') {
+                Some((node, _)) => node.to_owned(),
+                None => holder.clone(),
+            }),
+        }
+    }
+}
+
+fn leads(leadership: &Leadership) -> bool {
+    leadership.claim.as_ref().is_some_and(|claim| claim.held().is_ok())
 }

@@ -19,8 +19,8 @@ pub(super) struct Args {
     /// CSI socket, as unix:///run/union-csi/csi.sock
     #[arg(long, env = "UNION_CSI_ENDPOINT", value_name = "URL")]
     endpoint: Option<String>,
-    /// Roles of this instance: all, controller or node [default: all]
-    #[arg(long, env = "UNION_CSI_MODE", value_name = "MODE")]
+    /// Roles of this instance [default: all]
+    #[arg(long, env = "UNION_CSI_MODE", value_name = "MODE", value_parser = ["all", "controller", "node"])]
     mode: Option<String>,
     /// Kubernetes configuration file; in a pod its service account is used unless this is given
     #[arg(long, env = "UNION_CSI_KUBECONFIG", value_name = "FILE")]

@@ -10,34 +10,27 @@ use super::node::VolumesOnNode;
 use super::proto::identity_server::Identity;
 use super::proto::plugin_capability::{Service, Type, service};
 use super::{DRIVER, SPECIFICATION, proto};
-use crate::domain::NodeName;
-use crate::store::Store;
+use crate::store::Health;
 
-/// How long the store, or the node, may take to answer a probe.
+/// How long the node may take to answer a probe.
 const PROBE: Duration = Duration::from_secs(2);
 
 /// The identity service.
 pub struct IdentityService {
-    node: NodeName,
-    store: Arc<dyn Store>,
+    store: Arc<dyn Health>,
     volumes: Option<Arc<dyn VolumesOnNode>>,
 }
 
 impl IdentityService {
-    /// A service for an instance on `node`; `volumes` where it plays the node role.
+    /// A service; `volumes` where the instance plays the node role.
     #[must_use]
-    pub fn new(node: NodeName, store: Arc<dyn Store>, volumes: Option<Arc<dyn VolumesOnNode>>) -> Self {
-        Self { node, store, volumes }
+    pub fn new(store: Arc<dyn Health>, volumes: Option<Arc<dyn VolumesOnNode>>) -> Self {
+        Self { store, volumes }
     }
 
     /// Whether calls can be served now: the store answers, and the node can mount.
     async fn well(&self) -> Result<(), String> {
-        let answered = tokio::time::timeout(PROBE, self.store.nodes().get(self.node.as_str())).await;
-        match answered {
-            Err(_) => return Err(format!("the store does not answer within {} s", PROBE.as_secs())),
-            Ok(Err(error)) => return Err(format!("the store does not answer: {error}")),
-            Ok(Ok(_)) => {}
-        }
+        self.store.check().await?;
         let Some(volumes) = &self.volumes else {
             return Ok(());
         };

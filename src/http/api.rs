@@ -37,6 +37,24 @@ pub struct Status {
     pub volumes: VolumeCounts,
     /// Conditions of this node.
     pub conditions: Vec<Condition>,
+    /// Where it stands among the others.
+    #[serde(default)]
+    pub standing: Standing,
+}
+
+/// Where an instance stands among the others.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Standing {
+    /// Its roles: `all`, `controller` or `node`.
+    pub mode: String,
+    /// Where volumes are written down: `kubernetes` or `local`.
+    pub store: String,
+    /// Whether it leads: plans, provisions and attaches for all nodes.
+    pub leads: bool,
+    /// Node of the instance that leads; absent where none does, or this one does not look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<String>,
 }
 
 /// Volumes by how they do.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 
+use super::api::Standing;
 use super::{Hosts, Machine, View};
 use crate::controllers::splitter::SplitterFigures;
 use crate::csi::counters::MethodSnapshot;
@@ -22,7 +23,7 @@ use crate::store::object::{
     StorageNodeStatus, Version, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus,
 };
 use crate::store::{Collection, Event, Selector, Store, StoreError};
-use crate::telemetry::Counters;
+use crate::telemetry::{Counters, KubernetesFigures};
 
 /// A name that would run as a script in a careless page.
 pub(crate) const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";
@@ -58,6 +59,14 @@ impl Machine for FakeMachine {
     }
     fn process_memory(&self, pid: i32) -> Option<u64> {
         (pid == 4242).then_some(5 << 20)
+    }
+    fn standing(&self) -> Standing {
+        Standing {
+            mode: "all".into(),
+            store: "kubernetes".into(),
+            leads: false,
+            leader: Some("attic".into()),
+        }
     }
 }
 
@@ -117,6 +126,12 @@ impl Default for FakeMachine {
                 store: crate::store::Figures::default(),
                 csi: vec![calls],
                 splitter: SplitterFigures { plans: 3, ..SplitterFigures::default() },
+                kubernetes: Some(KubernetesFigures {
+                    requests: vec![("watch", "branches", 3), ("update", "leases", 17)],
+                    failures: vec![("unreachable", 1), ("server", 0)],
+                }),
+                leads: true,
+                terms: 1,
             },
             problems: Vec::new(),
             hangs: false,

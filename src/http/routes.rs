@@ -198,6 +198,7 @@ async fn status(State(view): Shared) -> Json<Status> {
         pools: assemble::pools(&own),
         volumes: assemble::counts(&volumes),
         conditions: own.into_iter().flat_map(|n| n.conditions).collect(),
+        standing: view.machine.standing(),
     })
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::Hosts;
+use super::api::Standing;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
 use crate::node::union::UnionAbilities;
@@ -27,6 +28,8 @@ pub trait Machine: Send + Sync {
     fn counters(&self) -> Counters;
     /// Resident memory of a MergerFS process in bytes, where it lives.
     fn process_memory(&self, pid: i32) -> Option<u64>;
+    /// Where it stands among the others.
+    fn standing(&self) -> Standing;
 }
 
 /// Everything that the API reads.

@@ -17,6 +17,7 @@
 pub mod attach;
 #[doc(hidden)]
 pub mod contract;
+mod health;
 pub mod kubernetes;
 pub mod local;
 pub mod object;
@@ -28,6 +29,8 @@ use snafu::Snafu;
 
 use crate::domain::{NodeName, VolumeId};
 use object::{Branch, Object, StorageNode, Version, VolumeSplit};
+
+pub use health::{Asked, Health};
 
 /// Which objects of a collection.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -55,10 +55,17 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
         (&table::SPLITTER_ERRORS, splitter.errors),
         (&table::WAITING, splitter.waiting),
         (&table::ORPHANS, splitter.orphans),
-        (&table::STORE_REQUESTS, scrape.counters.store.requests),
         (&table::STORE_MALFORMED, scrape.counters.store.malformed),
     ] {
         add(spec, &[], Value::Count(n));
+    }
+    add(&table::LEADER, &[], flag(scrape.counters.leads));
+    add(&table::TERMS, &[], Value::Count(scrape.counters.terms));
+    for (verb, resource, n) in scrape.counters.kubernetes.iter().flat_map(|k| &k.requests) {
+        add(&table::REQUESTS, &[verb, resource], Value::Count(*n));
+    }
+    for (reason, n) in scrape.counters.kubernetes.iter().flat_map(|k| &k.failures) {
+        add(&table::REQUEST_FAILURES, &[reason], Value::Count(*n));
     }
     families
 }

@@ -48,6 +48,21 @@ pub struct Counters {
     pub splitter: SplitterFigures,
     /// What the store has.
     pub store: crate::store::Figures,
+    /// Requests to the API server; `None`: the embedded store.
+    pub kubernetes: Option<KubernetesFigures>,
+    /// Whether this instance leads.
+    pub leads: bool,
+    /// Terms that it began.
+    pub terms: u64,
+}
+
+/// Requests to the API server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KubernetesFigures {
+    /// Verb, resource, how many.
+    pub requests: Vec<(&'static str, &'static str, u64)>,
+    /// What became of those that failed, how many.
+    pub failures: Vec<(&'static str, u64)>,
 }
 
 /// What the agent's own process takes.

@@ -132,10 +132,16 @@ metrics! {
         "Volumes that wait for room.";
     ORPHANS "union_csi_branches_orphaned" Gauge None, [],
         "Branches whose volume does not exist.";
-    STORE_REQUESTS "union_csi_store_requests_total" Counter None, [],
-        "Requests of the store to the Kubernetes API server, each opening of a watch included; 0 without Kubernetes.";
     STORE_MALFORMED "union_csi_store_malformed_total" Counter None, [],
         "Versions of stored objects that this agent does not understand and leaves out; its log names each once.";
+    LEADER "union_csi_leader" Gauge None, [],
+        "1 where this instance leads: it plans, provisions and attaches for all nodes.";
+    TERMS "union_csi_leader_terms_total" Counter None, [],
+        "Times that this instance began to lead. Leaders that change often have trouble reaching the API server.";
+    REQUESTS "union_csi_kubernetes_requests_total" Counter None, ["verb", "resource"],
+        "Requests made of the Kubernetes API. A watch counts when it begins.";
+    REQUEST_FAILURES "union_csi_kubernetes_request_failures_total" Counter None, ["reason"],
+        "Requests that failed: no answer (unreachable), 401 or 403 (refused), 429 (throttled), 500 and above (server).";
     AGENT_MEMORY "union_csi_agent_resident_bytes" Gauge BYTES, [],
         "Resident memory of the agent.";
     AGENT_CPU "union_csi_agent_cpu_seconds_total" Counter SECONDS, [],

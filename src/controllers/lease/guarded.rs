@@ -140,7 +140,7 @@ mod tests {
         for error in refused {
             assert!(error.to_string().contains("does not lead"), "{error}");
         }
-        assert_eq!(guarded.nodes().list(&Selector::All).await.unwrap(), [made.clone()]);
+        assert_eq!(guarded.nodes().list(&Selector::All).await.unwrap(), std::slice::from_ref(&made));
         assert_eq!(guarded.nodes().get("n").await.unwrap(), Some(made));
         assert_eq!(store.nodes().list(&Selector::All).await.unwrap().len(), 1, "nothing was written");
     }

@@ -38,6 +38,12 @@ pub(super) struct Counters {
 }
 
 impl SplitterCounters {
+    /// No splitter runs: what it told of the moment is no longer known. What it counted stays.
+    pub fn rest(&self) {
+        self.0.orphans.store(0, Ordering::Relaxed);
+        self.0.waiting.store(0, Ordering::Relaxed);
+    }
+
     /// The figures now.
     #[must_use]
     pub fn read(&self) -> SplitterFigures {

@@ -100,6 +100,12 @@ impl Splitter {
         }
     }
 
+    /// The same, counting on in `counters`, which then also tell of earlier splitters.
+    #[must_use]
+    pub fn counting(self, counters: SplitterCounters) -> Self {
+        Self { counters, ..self }
+    }
+
     /// What it has done; to be taken before [`Splitter::run`].
     #[must_use]
     pub fn counters(&self) -> SplitterCounters {

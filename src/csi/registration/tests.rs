@@ -9,7 +9,7 @@ use super::*;
 use crate::csi::counters::CsiCounters;
 use crate::csi::proto::NodeGetInfoRequest;
 use crate::csi::proto::node_client::NodeClient;
-use crate::csi::tests::fixture::{Cluster, FakeVolumes, NODE, node, settings as csi_settings};
+use crate::csi::tests::fixture::{Cluster, FakeVolumes, NODE, settings as csi_settings};
 use crate::csi::{IdentityService, NodeService, Services};
 
 const QUICK: Timing = Timing {
@@ -54,7 +54,7 @@ impl Rig {
         let mut about = csi_settings(self.cluster.dir.path());
         about.max_volumes = Some(7);
         let services = Services {
-            identity: IdentityService::new(node(NODE), store.clone(), None),
+            identity: IdentityService::new(Arc::new(crate::store::Asked(store.clone())), None),
             controller: None,
             node: Some(NodeService::new(volumes, store, about, tasks.clone())),
             counters: Arc::new(CsiCounters::default()),

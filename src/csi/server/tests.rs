@@ -10,7 +10,8 @@ use crate::csi::proto;
 use crate::csi::proto::identity_client::IdentityClient;
 use crate::csi::proto::node_client::NodeClient;
 use crate::csi::socket::{Purpose, bind};
-use crate::csi::tests::fixture::{Cluster, FakeVolumes, NODE, node, settings};
+use crate::csi::tests::fixture::{Cluster, FakeVolumes, settings};
+use crate::store::Asked;
 
 fn path(dir: &tempfile::TempDir) -> PathBuf {
     dir.path().join("csi.sock")
@@ -31,7 +32,7 @@ async fn running() -> Running {
     let counters = Arc::new(CsiCounters::default());
     let tasks = TaskTracker::new();
     let services = Services {
-        identity: IdentityService::new(node(NODE), cluster.store.clone(), Some(volumes.clone())),
+        identity: IdentityService::new(Arc::new(Asked(cluster.store.clone())), Some(volumes.clone())),
         controller: None,
         node: Some(NodeService::new(
             volumes.clone(),

@@ -1,7 +1,7 @@
 //! Brings this node's branches to what the store wants, and tells the store what is.
 //!
-//! Two loops. One measures the pools, on a timer and after each change, keeps the figures for whoever asks
-//! ([`Executor::latest`]) and publishes them as this node's `StorageNode`. The other watches this node's `Branch` objects
+//! Three loops. One measures the pools, on a timer and after each change, and keeps the figures for whoever asks
+//! ([`Executor::latest`]). One publishes them as this node's `StorageNode`. The third watches this node's `Branch` objects
 //! and makes, checks or removes what each of them names, several at a time and never two for one branch; what failed is
 //! tried again, later each time. Nothing is polled on the way from a planned branch to a bound one.
 
@@ -29,6 +29,7 @@ use crate::store::object::{Branch, Object};
 use crate::store::{Event, Selector, Store};
 
 use fresh::Fresh;
+use publish::{Measured, Published, Publisher};
 use queue::Queue;
 use work::{Done, Worker};
 
@@ -70,6 +71,7 @@ pub struct Executor {
     branches: Arc<Branches>,
     latest: watch::Sender<Arc<Vec<PoolReport>>>,
     fresh: Arc<Fresh>,
+    published: watch::Sender<bool>,
 }
 
 impl std::fmt::Debug for Executor {
@@ -89,7 +91,8 @@ impl Executor {
         branches: Arc<Branches>,
     ) -> Self {
         let latest = watch::Sender::new(Arc::new(Vec::new()));
-        Self { store, node, facts, pools, branches, latest, fresh: Arc::new(Fresh::new()) }
+        let published = watch::Sender::new(false);
+        Self { store, node, facts, pools, branches, latest, fresh: Arc::new(Fresh::new()), published }
     }
 
     /// The pools as last measured; empty before the first measurement.
@@ -102,6 +105,12 @@ impl Executor {
     #[must_use]
     pub fn watch_pools(&self) -> watch::Receiver<Arc<Vec<PoolReport>>> {
         self.latest.subscribe()
+    }
+
+    /// Whether this node has been in the store since the agent started.
+    #[must_use]
+    pub fn published(&self) -> bool {
+        *self.published.borrow()
     }
 
     /// Works until `shutdown`. Errors are logged, published where they concern an object, and tried again.
@@ -118,12 +127,23 @@ impl Executor {
             }
             Err(e) => error!(error = %e, "the search for leftovers ended"),
         }
-        tokio::join!(self.measure_loop(&shutdown), self.branch_loop(&shutdown));
+        let (tell, measured) = watch::channel(None);
+        let publisher = Publisher {
+            store: self.store.clone(),
+            node: self.node.clone(),
+            facts: self.facts.clone(),
+            fresh: self.fresh.clone(),
+            known: self.published.clone(),
+            published: Published::default(),
+        };
+        tokio::join!(
+            self.measure_loop(tell, &shutdown),
+            publisher.run(measured, shutdown.clone()),
+            self.branch_loop(&shutdown)
+        );
     }
 
-    async fn measure_loop(&self, shutdown: &CancellationToken) {
-        let mut published = publish::Published::default();
-        let mut after_change = true;
+    async fn measure_loop(&self, tell: watch::Sender<Option<Measured>>, shutdown: &CancellationToken) {
         loop {
             let begun = self.fresh.begin();
             let pools = self.pools.clone();
@@ -131,16 +151,15 @@ impl Executor {
                 Ok(reports) => {
                     log_states(&self.latest(), &reports);
                     self.latest.send_replace(Arc::new(reports.clone()));
-                    published.publish(&*self.store, &self.node, &self.facts, reports, after_change).await;
-                    self.fresh.publish(begun);
+                    tell.send_replace(Some(Measured { begun, reports }));
                 }
                 Err(e) => error!(error = %e, "the measurement of the pools ended"),
             }
-            after_change = tokio::select! {
+            tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = self.fresh.asked() => true,
-                () = tokio::time::sleep(self.facts.measure_interval) => false,
-            };
+                () = self.fresh.asked() => {}
+                () = tokio::time::sleep(self.facts.measure_interval) => {}
+            }
         }
     }
 

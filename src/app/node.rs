@@ -1,0 +1,90 @@
+//! The node role: what gives and mounts this machine's storage.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use snafu::ResultExt;
+use tokio_util::sync::CancellationToken;
+
+use super::AppError;
+use super::error::HostSnafu;
+use super::tasks::Tasks;
+use crate::config::Config;
+use crate::node::branch::Branches;
+use crate::node::executor::{Executor, NodeFacts};
+use crate::node::heal::Healer;
+use crate::node::pool::Pools;
+use crate::node::union::Unions;
+use crate::node::volume::{VolumeSettings, Volumes};
+use crate::platform::Host;
+use crate::store::Store;
+
+/// The parts of the role.
+pub(super) struct Node {
+    pub(super) unions: Arc<Unions>,
+    pub(super) volumes: Arc<Volumes>,
+    pub(super) executor: Arc<Executor>,
+}
+
+impl Node {
+    /// Finds out what the host can do. Asks nothing of the store.
+    pub(super) async fn new(host: &Host, config: &Config, store: Arc<dyn Store>) -> Result<Self, AppError> {
+        let pools = Arc::new(Pools::new(
+            host.clone(),
+            config.node.clone(),
+            config.pools.clone(),
+            config.state_dir.clone(),
+        ));
+        let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
+        let unions = {
+            let (host, settings, state) = (host.clone(), config.mergerfs.clone(), config.state_dir.clone());
+            let probe = tokio::task::spawn_blocking(move || Unions::probe(&host, &settings, &state));
+            Arc::new(probe.await.map_err(|_| AppError::Task { task: "the test of mergerfs" })?)
+        };
+        let abilities = unions.abilities();
+        let (kernel, _) = host.kernel().context(HostSnafu { action: "read the kernel's version" })?;
+        let facts = NodeFacts {
+            labels: config.node_labels.clone(),
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            mergerfs_version: abilities.mergerfs_version.clone(),
+            kernel,
+            measure_interval: config.measure_interval,
+        };
+        let executor =
+            Arc::new(Executor::new(store.clone(), config.node.clone(), facts, pools, branches.clone()));
+        // Ephemeral volumes and the like are staged in the state directory.
+        let mut allowed_targets = config.target_roots();
+        allowed_targets.push(ephemeral_dir(&config.state_dir));
+        let settings = VolumeSettings { state_dir: config.state_dir.clone(), allowed_targets };
+        let volumes =
+            Volumes::new(host.clone(), store, config.node.clone(), branches, unions.clone(), settings)
+                .context(HostSnafu { action: "read this boot's id" })?;
+        Ok(Self { unions, volumes: Arc::new(volumes), executor })
+    }
+
+    /// Takes over the volumes that an earlier agent left mounted.
+    pub(super) async fn recover(&self) {
+        let begun = std::time::Instant::now();
+        self.volumes.recover().await;
+        tracing::info!(seconds = begun.elapsed().as_secs_f64(), "volumes of the earlier agent taken over");
+    }
+
+    /// Starts what works on the machine until the tasks are told to stop.
+    pub(super) fn start(&self, tasks: &mut Tasks) {
+        let executor = self.executor.clone();
+        tasks.spawn("the executor", |stop: CancellationToken| async move {
+            executor.run(stop).await;
+            Ok(())
+        });
+        let volumes = (*self.volumes).clone();
+        tasks.spawn("the healer", |stop| async move {
+            Healer::new(volumes).run(stop).await;
+            Ok(())
+        });
+    }
+}
+
+/// Where ephemeral volumes are staged.
+pub(super) fn ephemeral_dir(state: &Path) -> PathBuf {
+    state.join("ephemeral")
+}
