@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube::Client;
-use snafu::ResultExt;
+use snafu::{ResultExt, ensure};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -36,7 +36,7 @@ use crate::platform::Host;
 use crate::store::kubernetes::KubernetesStore;
 use crate::store::local::LocalStore;
 use crate::store::{Asked, Health, Store};
-use error::{HostSnafu, ProcessSnafu};
+use error::{HostSnafu, NoKubeletSnafu, ProcessSnafu};
 use lead::Controllers;
 use machine::LocalMachine;
 use node::{Node, ephemeral_dir};
@@ -82,6 +82,7 @@ pub fn run(config: Config) -> Result<(), AppError> {
 async fn serve(config: Config) -> Result<(), AppError> {
     let host = Host::new();
     let _lock = take_state_directory(&host, &config)?;
+    make_plugin_directory(&host, &config)?;
     // What others may hold is taken first, so that a second agent fails before it has done anything.
     let socket = csi::bind(csi::Purpose::Csi, &config.csi_socket)?;
     let listener = match config.http_listen {
@@ -265,6 +266,22 @@ fn services(
         counters,
         tasks,
     }
+}
+
+/// Makes the directory of the CSI socket below the kubelet's, which itself must be there: a wrong one would be waited for in
+/// vain.
+fn make_plugin_directory(host: &Host, config: &Config) -> Result<(), AppError> {
+    let kubelet = config.kubernetes.as_ref().map(|cluster| cluster.kubelet_dir.as_path());
+    let directory = config.csi_socket.parent();
+    let (Some(kubelet), Some(directory)) = (kubelet, directory) else { return Ok(()) };
+    if !directory.starts_with(kubelet) {
+        return Ok(());
+    }
+    ensure!(kubelet.is_dir(), NoKubeletSnafu { path: kubelet });
+    // The mode that the kubelet gives such directories.
+    host.ensure_directory(directory, 0o750)
+        .context(HostSnafu { action: "make the directory of the CSI socket" })?;
+    Ok(())
 }
 
 /// Makes the state directory where it is missing, and holds it against a second agent until the lock is dropped.

@@ -29,6 +29,15 @@ pub enum AppError {
         /// Why it failed.
         source: HostError,
     },
+    /// No kubelet is where it is said to be.
+    #[snafu(display(
+        "the kubelet's directory {} does not exist: set kubernetes.kubeletDir to what the kubelet has as --root-dir",
+        path.display()
+    ))]
+    NoKubelet {
+        /// The directory.
+        path: PathBuf,
+    },
     /// The store cannot be opened.
     #[snafu(display("{source}"), context(false))]
     Store {
