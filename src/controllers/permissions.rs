@@ -24,6 +24,8 @@ pub struct Permission {
     pub group: &'static str,
     /// Resources and subresources.
     pub resources: &'static [&'static str],
+    /// The objects; empty: all.
+    pub names: &'static [&'static str],
     /// Verbs. Server-side apply of an object that does not exist takes `create` besides `patch`.
     pub verbs: &'static [&'static str],
     /// What for; a sentence.
@@ -36,6 +38,7 @@ pub const PERMISSIONS: &[Permission] = &[
         scope: Scope::Own,
         group: "union.io",
         resources: &["volumesplits", "branches"],
+        names: &[],
         verbs: &["get", "list", "watch", "create", "patch", "delete"],
         why: "Volumes and their branches: the leader plans and makes them, each node watches its own.",
     },
@@ -43,6 +46,7 @@ pub const PERMISSIONS: &[Permission] = &[
         scope: Scope::Own,
         group: "union.io",
         resources: &["volumesplits/status", "branches/status"],
+        names: &[],
         verbs: &["patch"],
         why: "The leader reports on volumes, each node on its branches.",
     },
@@ -50,20 +54,31 @@ pub const PERMISSIONS: &[Permission] = &[
         scope: Scope::Own,
         group: "coordination.k8s.io",
         resources: &["leases"],
-        verbs: &["get", "list", "watch", "create", "update"],
-        why: "The lease of the leader.",
+        names: &[],
+        verbs: &["create"],
+        why: "The lease of the leader; creation cannot be granted by name.",
+    },
+    Permission {
+        scope: Scope::Own,
+        group: "coordination.k8s.io",
+        resources: &["leases"],
+        names: &["union-csi"],
+        verbs: &["list", "watch", "update"],
+        why: "Followers watch it, who leads renews it.",
     },
     Permission {
         scope: Scope::Own,
         group: "storage.k8s.io",
         resources: &["csistoragecapacities"],
-        verbs: &["get", "list", "watch", "create", "patch", "delete"],
+        names: &[],
+        verbs: &["list", "watch", "create", "patch", "delete"],
         why: "The room of each node for each class, for the scheduler.",
     },
     Permission {
         scope: Scope::Cluster,
         group: "union.io",
         resources: &["storagenodes"],
+        names: &[],
         verbs: &["get", "list", "watch", "create", "patch", "delete"],
         why: "Each node publishes its pools; `union-csi forget-node` deletes.",
     },
@@ -71,6 +86,7 @@ pub const PERMISSIONS: &[Permission] = &[
         scope: Scope::Cluster,
         group: "union.io",
         resources: &["storagenodes/status"],
+        names: &[],
         verbs: &["patch"],
         why: "Each node publishes its pools.",
     },
@@ -78,57 +94,49 @@ pub const PERMISSIONS: &[Permission] = &[
         scope: Scope::Cluster,
         group: "",
         resources: &["persistentvolumes"],
-        verbs: &["get", "list", "watch", "create", "patch", "delete"],
-        why: "The provisioner makes and removes them; the attacher reads them.",
+        names: &[],
+        verbs: &["list", "watch", "create", "patch", "delete"],
+        why: "The provisioner makes and removes them; the attacher guards those that are attached with its finalizer.",
     },
     Permission {
         scope: Scope::Cluster,
         group: "",
         resources: &["persistentvolumeclaims"],
-        verbs: &["get", "list", "watch", "patch"],
-        why: "What is asked for; where the chosen node has no room, the provisioner gives the claim back to the scheduler.",
+        names: &[],
+        verbs: &["list", "watch", "patch"],
+        why: "What is asked for; where the chosen node has no room, the claim is given back to the scheduler.",
     },
     Permission {
         scope: Scope::Cluster,
         group: "storage.k8s.io",
         resources: &["storageclasses"],
-        verbs: &["get", "list", "watch"],
+        names: &[],
+        verbs: &["list", "watch"],
         why: "The parameters of a claim's class.",
-    },
-    Permission {
-        scope: Scope::Cluster,
-        group: "",
-        resources: &["nodes"],
-        verbs: &["get", "list", "watch"],
-        why: "Labels for nodeSelector; nodes that are gone or out of service.",
-    },
-    Permission {
-        scope: Scope::Cluster,
-        group: "storage.k8s.io",
-        resources: &["csinodes"],
-        verbs: &["get", "list", "watch"],
-        why: "Which nodes have the driver.",
     },
     Permission {
         scope: Scope::Cluster,
         group: "storage.k8s.io",
         resources: &["volumeattachments"],
-        verbs: &["get", "list", "watch", "patch"],
-        why: "The attacher guards them with its finalizer.",
+        names: &[],
+        verbs: &["list", "watch", "patch"],
+        why: "What shall be attached; the attacher guards it with its finalizer.",
     },
     Permission {
         scope: Scope::Cluster,
         group: "storage.k8s.io",
         resources: &["volumeattachments/status"],
+        names: &[],
         verbs: &["patch"],
-        why: "The attacher reports whether a volume is attached.",
+        why: "Whether it is attached, and why not.",
     },
     Permission {
         scope: Scope::Cluster,
         group: "",
         resources: &["events"],
+        names: &[],
         verbs: &["get", "create", "patch"],
-        why: "What became of a claim or volume, and why, told where people look: on the claim.",
+        why: "What became of a claim and why, told where people look. Said again, an event is read and counted up.",
     },
 ];
 
@@ -169,6 +177,9 @@ pub fn rules(scope: Scope) -> String {
             permission.resources.join(", "),
             permission.verbs.join(", ")
         );
+        if !permission.names.is_empty() {
+            let _ = writeln!(out, "    resourceNames: [{}]", permission.names.join(", "));
+        }
     }
     out
 }
