@@ -4,6 +4,7 @@ mod support;
 
 mod attacher;
 mod capacity;
+mod deploy;
 mod lease;
 mod orphans;
 mod provisioner;
