@@ -1,5 +1,7 @@
 //! What is under `deploy/` in Kubernetes' YAML, read by the program's own parsers.
 
+mod rights;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
