@@ -226,7 +226,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		`{pools: [{name: a}]}`:                                        "path",
 		`{pools: [{name: a, path: /a, reserve: much}]}`:               "reserve",
 		`{maxUnavailable: 0}`:                                         "maxUnavailable",
-		`{config: {pools: []}}`:                                       "config",
+		`{config: {pools: []}}`:                                       "pools",
 		`{storageClasses: [{name: a, reclaimPolicy: x}]}`:             "reclaimPolicy",
 		`{storageClasses: [{parameters: {}}]}`:                        "name",
 		`{storageClasses: [{name: a, parameters: {minBranches: 2}}]}`: "minBranches",
