@@ -1,1 +1,0 @@
-//! PersistentVolumeClaims on a real API server.
