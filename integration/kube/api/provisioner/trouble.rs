@@ -14,9 +14,9 @@ use super::bench::{Bench, until};
 
 /// Volumes and PersistentVolumes by name, each without those of other tests.
 async fn everything(bench: &Bench) -> (Vec<String>, Vec<String>) {
-    let splits = bench.store.splits().list(&Selector::All).await.unwrap();
+    let splits = bench.store.splits().list(&Selector::All).await.expect("an answer");
     let mut splits: Vec<_> = splits.into_iter().map(|split| split.meta.name).collect();
-    let volumes = bench.volumes().list(&Default::default()).await.unwrap();
+    let volumes = bench.volumes().list(&Default::default()).await.expect("an answer");
     let mine = |v: &PersistentVolume| {
         v.spec.as_ref().and_then(|spec| spec.storage_class_name.as_ref()) == Some(&bench.class)
     };
@@ -28,7 +28,7 @@ async fn everything(bench: &Bench) -> (Vec<String>, Vec<String>) {
 }
 
 async fn bound(bench: &Bench) -> usize {
-    let claims = bench.claims().list(&Default::default()).await.unwrap();
+    let claims = bench.claims().list(&Default::default()).await.expect("an answer");
     claims.iter().filter(|c| c.status.as_ref().is_some_and(|s| s.phase.as_deref() == Some("Bound"))).count()
 }
 
@@ -143,12 +143,15 @@ async fn limited(bench: &Bench, rules: serde_json::Value) -> Client {
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
     });
     let roles: Api<k8s_openapi::api::rbac::v1::ClusterRole> = Api::all(bench.client.clone());
-    roles.create(&PostParams::default(), &serde_json::from_value(role).unwrap()).await.unwrap();
+    roles.create(&PostParams::default(), &serde_json::from_value(role).expect("made")).await.expect("made");
     let bindings: Api<k8s_openapi::api::rbac::v1::ClusterRoleBinding> = Api::all(bench.client.clone());
-    bindings.create(&PostParams::default(), &serde_json::from_value(binding).unwrap()).await.unwrap();
-    let mut config = Config::infer().await.unwrap();
+    bindings
+        .create(&PostParams::default(), &serde_json::from_value(binding).expect("made"))
+        .await
+        .expect("made");
+    let mut config = Config::infer().await.expect("made");
     config.auth_info.impersonate = Some(user);
-    Client::try_from(config).unwrap()
+    Client::try_from(config).expect("made")
 }
 
 #[tokio::test]
