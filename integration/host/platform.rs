@@ -205,7 +205,7 @@ fn sleeping(scratch: &Scratch, cgroup: &str, script: &str) -> DetachedCommand {
         cgroup: cgroup.to_owned(),
         open_files: 1 << 30,
         keeps_capabilities: false,
-        host_namespace: false,
+        oom_score_adj: Some(900),
     }
 }
 
@@ -247,6 +247,7 @@ fn platform_a_detached_process_has_nothing_of_its_starter() {
     assert_eq!(field(pid, "status", "Umask:"), "0022");
     assert!(field(pid, "limits", "Max core file size").starts_with('0'));
     assert_eq!(fs::read_to_string(scratch.join("log")).expect("log"), "started\n");
+    assert_eq!(fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).expect("score").trim(), "900");
     let cgroups = fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("cgroup");
     let unified = cgroups.lines().find(|line| line.starts_with("0::")).expect("unified hierarchy");
     assert_eq!(unified, format!("0::/union-csi-unions/{name}"));
@@ -279,24 +280,6 @@ fn platform_a_program_that_cannot_start_or_ends_at_once_is_told() {
     host.remove_cgroup(name).expect("and may be removed twice");
 }
 
-#[test]
-fn platform_a_detached_process_can_run_in_the_mount_namespace_of_init() {
-    let scratch = Scratch::new();
-    let host = Host::new();
-    let name = "platform-test-namespace";
-    let command = DetachedCommand { host_namespace: true, ..sleeping(&scratch, name, "sleep 600") };
-    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).expect("namespace");
-    if fs::read_link("/proc/1/ns/mnt").is_err() {
-        let error =
-            host.spawn_detached(&command).expect_err("init's namespace cannot be entered").to_string();
-        assert!(error.contains("/proc/1/ns/mnt"), "{error}");
-        host.remove_cgroup(name).expect("cgroup");
-        return;
-    }
-    let child = Detached(host.spawn_detached(&command).expect("start"), name);
-    assert_eq!(namespace(&child.0.pid.to_string()), namespace("1"));
-}
-
 /// Not a test by itself: what the test below runs, and kills.
 #[test]
 fn platform_helper_agent() {
@@ -308,7 +291,7 @@ fn platform_helper_agent() {
         cgroup: "platform-test-survives".to_owned(),
         open_files: 1024,
         keeps_capabilities: false,
-        host_namespace: false,
+        oom_score_adj: None,
     };
     let host = Host::new();
     let id = host.spawn_detached(&command).expect("start");

@@ -136,11 +136,13 @@ fn a_detached_process_cannot_write_past_quotas() {
             cgroup: "vm-test".to_owned(),
             open_files: 1024,
             keeps_capabilities: false,
-            host_namespace: false,
+            oom_score_adj: Some(-500),
         })
         .expect("a process");
     let status = fs::read_to_string(format!("/proc/{}/status", id.pid)).expect("status");
     assert!(!capability(&status, "CapEff") && !capability(&status, "CapBnd"), "{status}");
+    let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", id.pid)).expect("score");
+    assert_eq!(score.trim(), "-500", "lowered before the capability for it went");
     host.process_signal(&id, 9).expect("a signal");
 }
 

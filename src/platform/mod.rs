@@ -9,6 +9,7 @@
 
 pub mod block;
 mod bounded;
+pub mod container;
 pub mod directory;
 pub mod disks;
 pub mod entry;

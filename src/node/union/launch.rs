@@ -23,6 +23,10 @@ pub(super) const FS_TYPE: &str = "fuse.mergerfs";
 /// MergerFS keeps a descriptor for each open file, and raises its limit to what it may have.
 const OPEN_FILES: u64 = 1 << 20;
 
+/// Ended later than workloads of its size, since they wait for it; and ended still, when it is what has eaten the memory. A
+/// process that the kernel never ends (-1000) can bring the machine to a standstill. The same as the agent's service has.
+const OOM_SCORE: i16 = -500;
+
 /// A log longer than this is put aside when the union is started again.
 const LOG_MAX: u64 = 1 << 20;
 
@@ -133,7 +137,7 @@ impl Launch<'_> {
             // would refuse members of a group that only the workload knows (fsGroup), and could not even reach the
             // branches through directories of root's.
             keeps_capabilities: true,
-            host_namespace: false,
+            oom_score_adj: Some(OOM_SCORE),
         }
     }
 

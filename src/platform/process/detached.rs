@@ -29,8 +29,7 @@ const LOG_KEPT: u64 = 2048;
 impl Host {
     /// Starts a process in its own session and cgroup, child of init (or of the nearest subreaper) rather than of the
     /// agent, signals at their defaults, standard input `/dev/null`, no descriptors inherited, in `/`, umask 0022, without
-    /// core dumps. It lives on when the agent dies, whatever signal ends the agent or its session. Its OOM score is the
-    /// agent's. Where no cgroup could be made or entered it starts in the agent's, and a warning tells why.
+    /// core dumps. It lives on when the agent dies, whatever signal ends the agent or its session. Where no cgroup could be made or entered it starts in the agent's, and a warning tells why.
     ///
     /// # Errors
     /// It could not be started, or ended at once; the end of its log is in the message then.
@@ -40,7 +39,7 @@ impl Host {
             rustix::pipe::pipe_with(PipeFlags::CLOEXEC).map_err(failed("pipe2", &command.program))?;
         let prepared = Prepared {
             tells: tells.as_raw_fd(),
-            namespace: if command.host_namespace { host_mount_namespace()? } else { None },
+            oom_score_adj: command.oom_score_adj.map(|score| format!("{score}\n").into_bytes()),
             cgroups: self.cgroups(&command.cgroup)?,
             open_files: command.open_files,
             keeps_capabilities: command.keeps_capabilities,
@@ -77,6 +76,10 @@ impl Host {
             let reason = io::Error::from_raw_os_error(told.cgroup_errno).to_string();
             warn_of_cgroup(&command.cgroup, &reason);
         }
+        if told.oom_errno != 0 {
+            let error = io::Error::from_raw_os_error(told.oom_errno);
+            tracing::debug!(process.pid = told.pid, %error, "a detached process keeps the agent's OOM score");
+        }
         identity_of(told.pid)?.ok_or_else(|| problem("ended at once".to_owned()))
     }
 
@@ -111,7 +114,8 @@ const CAP_SYS_RESOURCE: libc::c_ulong = 24;
 struct Prepared {
     /// Where it tells its pid. The parent keeps it open until after the fork.
     tells: RawFd,
-    namespace: Option<OwnedFd>,
+    /// As text for the kernel's file.
+    oom_score_adj: Option<Vec<u8>>,
     cgroups: Vec<OwnedFd>,
     open_files: u64,
     keeps_capabilities: bool,
@@ -129,9 +133,6 @@ impl Prepared {
                 _ => libc::_exit(0),
             }
             checked(libc::setsid())?;
-            if let Some(namespace) = &self.namespace {
-                checked(libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNS))?;
-            }
             checked(libc::chdir(c"/".as_ptr()))?;
             let mut cgroup_errno = 0;
             for procs in &self.cgroups {
@@ -140,7 +141,9 @@ impl Prepared {
                     cgroup_errno = errno();
                 }
             }
-            let told = told_bytes(libc::getpid(), cgroup_errno);
+            // While it still has the capability for it.
+            let oom_errno = self.oom_score_adj.as_deref().map_or(0, |score| set_oom_score(score));
+            let told = Told { pid: libc::getpid(), cgroup_errno, oom_errno }.bytes();
             if libc::write(self.tells, told.as_ptr().cast(), told.len()) < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -216,35 +219,50 @@ unsafe fn limit(resource: Resource, wanted: u64) {
     }
 }
 
+/// Sets the OOM score of the calling process; returns the errno, or 0.
+///
+/// # Safety
+/// None of its own; it is for a process between fork and exec, and makes system calls only.
+unsafe fn set_oom_score(score: &[u8]) -> i32 {
+    // SAFETY: a constant path, and a buffer with its length.
+    unsafe {
+        let file = libc::open(c"/proc/self/oom_score_adj".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+        if file < 0 {
+            return errno();
+        }
+        let written = libc::write(file, score.as_ptr().cast(), score.len());
+        let failed = if written < 0 { errno() } else { 0 };
+        libc::close(file);
+        failed
+    }
+}
+
 /// What the new process tells before it becomes the program.
 struct Told {
     pid: i32,
     cgroup_errno: i32,
+    oom_errno: i32,
 }
 
-fn told_bytes(pid: i32, cgroup_errno: i32) -> [u8; 8] {
-    let ([a, b, c, d], [e, f, g, h]) = (pid.to_ne_bytes(), cgroup_errno.to_ne_bytes());
-    [a, b, c, d, e, f, g, h]
+impl Told {
+    fn bytes(&self) -> [u8; 12] {
+        let [a, b, c, d] = self.pid.to_ne_bytes();
+        let [e, f, g, h] = self.cgroup_errno.to_ne_bytes();
+        let [i, j, k, l] = self.oom_errno.to_ne_bytes();
+        [a, b, c, d, e, f, g, h, i, j, k, l]
+    }
 }
 
 fn told_by(pipe: &mut OwnedFd) -> io::Result<Told> {
-    let mut bytes = [0; 8];
+    let mut bytes = [0; 12];
     File::from(pipe.try_clone()?).read_exact(&mut bytes)?;
-    let [a, b, c, d, e, f, g, h] = bytes;
-    Ok(Told { pid: i32::from_ne_bytes([a, b, c, d]), cgroup_errno: i32::from_ne_bytes([e, f, g, h]) })
-}
-
-/// Init's mount namespace, where it is not this one.
-fn host_mount_namespace() -> Result<Option<OwnedFd>> {
-    let path = Path::new("/proc/1/ns/mnt");
-    let init = std::fs::read_link(path).map_err(failed("readlink", path))?;
-    let own = std::fs::read_link("/proc/self/ns/mnt").map_err(failed("readlink", "/proc/self/ns/mnt"))?;
-    if init == own {
-        return Ok(None);
-    }
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-        .map(Some)
-        .map_err(failed("open", path))
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = bytes;
+    let number = i32::from_ne_bytes;
+    Ok(Told {
+        pid: number([a, b, c, d]),
+        cgroup_errno: number([e, f, g, h]),
+        oom_errno: number([i, j, k, l]),
+    })
 }
 
 fn open_log(path: &Path) -> Result<File> {

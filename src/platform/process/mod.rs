@@ -32,9 +32,9 @@ pub struct DetachedCommand {
     /// Whether it keeps its capabilities while it acts as another user, as a file server does behind a kernel that has
     /// checked the user's permissions already (`SECBIT_NO_SETUID_FIXUP`, capabilities(7)). Needs `CAP_SETPCAP`.
     pub keeps_capabilities: bool,
-    /// Whether it runs in init's mount namespace, where that is another than the agent's: `program` and `args` are paths
-    /// there. `log` is a path of the agent's in any case.
-    pub host_namespace: bool,
+    /// How readily the kernel ends it when memory is short (proc_pid_oom_score_adj(5), -1000 to 1000); lower than the
+    /// agent's own takes `CAP_SYS_RESOURCE`, and without that it has the agent's. `None`: the agent's.
+    pub oom_score_adj: Option<i16>,
 }
 
 /// A process by what stays true when its pid is reused.
