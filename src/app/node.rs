@@ -36,9 +36,16 @@ impl Node {
             config.state_dir.clone(),
         ));
         let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
+        for lack in host.missing_devices() {
+            tracing::warn!(%lack, "some volumes cannot be served here");
+        }
         let unions = {
-            let (host, settings, state) = (host.clone(), config.mergerfs.clone(), config.state_dir.clone());
-            let probe = tokio::task::spawn_blocking(move || Unions::probe(&host, &settings, &state));
+            let (host, state) = (host.clone(), config.state_dir.clone());
+            let (mut settings, bundled) = (config.mergerfs.clone(), config.bundled_mergerfs.clone());
+            let probe = tokio::task::spawn_blocking(move || {
+                settings.prefer_bundled(&host, bundled.as_deref(), &state);
+                Unions::probe(&host, &settings, &state)
+            });
             Arc::new(probe.await.map_err(|_| AppError::Task { task: "the test of mergerfs" })?)
         };
         let abilities = unions.abilities();

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::CliError;
+use super::place::PlaceArgs;
 use crate::config::{self, ApiServer, Overrides};
 
 #[derive(Debug, clap::Args)]
@@ -46,6 +47,8 @@ pub(super) struct Args {
     /// "text" or "json"
     #[arg(long, env = "UNION_CSI_LOG_FORMAT", value_name = "FORMAT")]
     log_format: Option<String>,
+    #[command(flatten)]
+    place: PlaceArgs,
 }
 
 impl Args {
@@ -68,8 +71,14 @@ impl Args {
 }
 
 pub(super) fn run(args: Args) -> Result<u8, CliError> {
-    let config = config::load(args.config.as_deref(), &args.overrides())?;
+    // Before anything else, while there is one thread; and kept until the end, for what it keeps of the container.
+    let kubeconfig = args.kubeconfig.as_ref().map(PathBuf::from);
+    let surroundings = args.place.enter(args.config.as_deref(), kubeconfig.as_deref())?;
+    let config = config::load_at(&surroundings, args.config.as_deref(), &args.overrides())?;
     crate::telemetry::init(&config.log_filter, config.log_json);
+    if surroundings.entered() {
+        tracing::info!("left the container: the agent acts on its host");
+    }
     crate::app::run(config)?;
     Ok(super::DONE)
 }

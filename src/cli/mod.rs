@@ -13,6 +13,7 @@ mod doctor;
 mod draw;
 mod merge;
 mod output;
+mod place;
 mod plan;
 mod pools;
 mod socket;
@@ -103,6 +104,12 @@ pub(crate) enum CliError {
     Agent {
         /// Why, and what to do.
         source: crate::app::AppError,
+    },
+    /// The host of this container cannot be entered.
+    #[snafu(display("{source}"), context(false))]
+    Place {
+        /// Why, and what to do.
+        source: crate::platform::container::EntryError,
     },
     /// The arguments cannot be followed.
     #[snafu(display("{problem}; {remedy}"))]
@@ -199,6 +206,7 @@ impl CliError {
             Self::Call { full: true, .. } => INFEASIBLE,
             Self::Agent { .. }
             | Self::Host { .. }
+            | Self::Place { .. }
             | Self::Union { .. }
             | Self::NoSocket { .. }
             | Self::Call { .. }

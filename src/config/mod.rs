@@ -20,6 +20,7 @@ use std::time::Duration;
 use crate::domain::NodeName;
 use crate::node::pool::{PoolSettings, PoolsUnder};
 use crate::node::union::MergerfsSettings;
+use crate::platform::container::Surroundings;
 
 pub use fault::{Fault, Faults, Origin};
 pub use kubernetes::{Access, ApiServer, KubernetesSettings, Mode, SERVICE_ACCOUNT_DIR};
@@ -30,6 +31,9 @@ pub const DEFAULT_FILE: &str = "/etc/union-csi/agent.yaml";
 
 /// Where state lives unless told otherwise. The thesis's place, kept.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/union-csi";
+
+/// Where the program's image has MergerFS.
+pub const BUNDLED_MERGERFS: &str = "/usr/local/bin/mergerfs";
 
 /// Where the HTTP API listens unless told otherwise.
 pub const DEFAULT_LISTEN: &str = "127.0.0.1:9830";
@@ -67,6 +71,8 @@ pub struct Config {
     pub measure_interval: Duration,
     /// MergerFS.
     pub mergerfs: MergerfsSettings,
+    /// The MergerFS of the image, in a container whose host was entered; used where `mergerfs.path` says nothing else.
+    pub bundled_mergerfs: Option<PathBuf>,
     /// How long CreateVolume waits for branches before it answers with `DEADLINE_EXCEEDED`. Default 60 s.
     pub create_timeout: Duration,
     /// How many volumes this node takes (CSI `NodeGetInfoResponse.max_volumes_per_node`); `None`: no limit.
@@ -123,13 +129,35 @@ pub struct Overrides {
 /// # Errors
 /// [`Faults`]: all that is wrong, at once.
 pub fn load(file: Option<&Path>, overrides: &Overrides) -> Result<Config, Faults> {
+    load_at(&Surroundings::default(), file, overrides)
+}
+
+/// The same, where a container may have been left for its host: its files come first, and are named as they were there.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_at(
+    surroundings: &Surroundings,
+    file: Option<&Path>,
+    overrides: &Overrides,
+) -> Result<Config, Faults> {
     let (path, must_exist) = file.map_or((Path::new(DEFAULT_FILE), false), |path| (path, true));
-    let text = match std::fs::read_to_string(path) {
+    let text = match std::fs::read_to_string(surroundings.path(path)) {
         Ok(text) => Some(text),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound && !must_exist => None,
         Err(e) => return Err(Faults::unreadable(path, &e)),
     };
-    parse(path, text.as_deref().unwrap_or_default(), overrides, &host_name())
+    let mut config = parse(path, text.as_deref().unwrap_or_default(), overrides, &host_name())?;
+    if let Some(cluster) = &mut config.kubernetes {
+        match &mut cluster.access {
+            Access::Kubeconfig(path) => *path = surroundings.path(path),
+            Access::InCluster { service_account, .. } => {
+                *service_account = surroundings.path(service_account)
+            }
+        }
+    }
+    config.bundled_mergerfs = surroundings.kept(Path::new(BUNDLED_MERGERFS));
+    Ok(config)
 }
 
 /// Checks the text of a configuration file, which `path` names in faults, together with the overrides. `host_name` is the

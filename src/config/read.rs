@@ -118,6 +118,7 @@ impl Reader<'_> {
             pools_under: self.pools_under(root, &state_dir),
             state_dir,
             measure_interval: self.duration(root, "measureInterval", "measureInterval", 5, MEASURE_BOUNDS),
+            bundled_mergerfs: None,
             mergerfs: MergerfsSettings {
                 path: self.parsed(program, PathBuf::from("mergerfs"), scalar::program),
                 options: self.options(mergerfs),

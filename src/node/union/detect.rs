@@ -4,8 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
-
+use super::bundled::short_digest;
 use crate::domain::mergerfs::Version;
 use crate::platform::{Host, HostError};
 
@@ -13,7 +12,7 @@ use crate::platform::{Host, HostError};
 const VERSION_BOUND: Duration = Duration::from_secs(5);
 
 /// Larger than any build of MergerFS (0.5 MB dynamic, 4 MB static).
-const PROGRAM_MAX: usize = 64 << 20;
+pub(super) const PROGRAM_MAX: usize = 64 << 20;
 
 /// A program to run unions with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +67,7 @@ fn locate(configured: &Path) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("{} was not found: {remedy}", configured.display()))
 }
 
-fn version_of(host: &Host, path: &Path) -> Result<Version, String> {
+pub(super) fn version_of(host: &Host, path: &Path) -> Result<Version, String> {
     let printed = run_version(host, path)
         .map_err(|error| format!("{error}: make it executable, or set mergerfs.path to another"))?;
     Version::parse(&printed).ok_or_else(|| {
@@ -112,7 +111,7 @@ pub(super) fn keep_copy(host: &Host, program: Program, directory: &Path) -> Prog
 
 fn copy(host: &Host, program: &Program, directory: &Path) -> Result<PathBuf, HostError> {
     let content = host.read_file(&program.path, PROGRAM_MAX)?.unwrap_or_default();
-    let digest: String = Sha256::digest(&content).iter().take(4).map(|b| format!("{b:02x}")).collect();
+    let digest = short_digest(&content);
     let target = directory.join(format!("mergerfs-{}-{digest}", program.version));
     if target.exists() {
         return Ok(target);

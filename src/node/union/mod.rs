@@ -7,9 +7,10 @@
 //! out has answered, and has the options that it was asked for; a start that failed leaves no process and no mount; a
 //! record is on disk before a process exists. What the host can do is found out by trying, at start (`selftest`).
 //!
-//! - `detect`: which program; `launch`: starting and ending one process; `overlay`: read-only volumes;
+//! - `bundled`: the image's program; `detect`: which program; `launch`: starting and ending one process; `overlay`: read-only volumes;
 //!   `record`: what is on disk; `selftest`: what works here; `supervise`: how a union stands; `watch`: its end.
 
+mod bundled;
 mod detect;
 mod launch;
 pub mod merge;

@@ -41,7 +41,8 @@ impl Host {
             path.push(":");
         }
         path.push(SYSTEM_PATHS);
-        let child = Command::new(program)
+        let mut command = Command::new(program);
+        command
             .args(args)
             .env("PATH", path)
             .env("LC_ALL", "C")
@@ -49,9 +50,8 @@ impl Host {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .map_err(|error| problem(error.to_string(), b""))?;
+            .process_group(0);
+        let child = spawn(&mut command).map_err(|error| problem(error.to_string(), b""))?;
         let mut running = Running::new(child).map_err(failed("poll", program))?;
         match running.collect(Instant::now() + bound).map_err(failed("poll", program))? {
             None => Err(HostError::Timeout {
@@ -66,6 +66,20 @@ impl Host {
             Some(status) => Err(problem(status.to_string(), &running.stderr)),
         }
     }
+}
+
+/// Starts it. A program that was written a moment ago is busy (ETXTBSY) while a child that another thread was just forking
+/// still has the descriptor that it was written by: 20 x 10 ms is long for that.
+fn spawn(command: &mut Command) -> std::io::Result<Child> {
+    for _ in 0..20 {
+        match command.spawn() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            started => return started,
+        }
+    }
+    command.spawn()
 }
 
 impl HostError {
