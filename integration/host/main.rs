@@ -7,6 +7,7 @@
 mod agent;
 mod bad_input;
 mod branch;
+mod container;
 mod executor;
 mod faults;
 mod lifecycle;
