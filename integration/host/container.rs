@@ -30,16 +30,23 @@ struct HostMachine {
 }
 
 impl HostMachine {
-    fn new() -> Self {
+    /// A host that has the mounts below `own`, and not those of tests that run beside this one.
+    fn new(own: &Path) -> Self {
+        let script = format!(
+            "cut -d' ' -f5 /proc/self/mountinfo | grep /union-csi-test- | grep -v '^{}' | tac |
+             while read -r point; do umount -l \"$point\"; done
+             exec sleep infinity",
+            own.display()
+        );
         let unshare = Command::new("unshare")
             .args(["--pid", "--fork", "--kill-child", "--mount", "--propagation", "private", "--mount-proc"])
-            .args(["sleep", "infinity"])
+            .args(["sh", "-c", &script])
+            .stderr(Stdio::null())
             .spawn()
             .expect("unshare");
         let children = format!("/proc/{0}/task/{0}/children", unshare.id());
         let init = eventually("process 1 of the host", || {
             let child = fs::read_to_string(&children).ok()?.split_whitespace().next()?.to_owned();
-            // It is the shell of nobody before that: what it will run, it runs in its own namespaces.
             let named = fs::read_to_string(format!("/proc/{child}/comm")).ok()?;
             (named.trim() == "sleep").then_some(child)
         });
@@ -191,7 +198,7 @@ async fn a_union_made_from_a_container_outlives_it_and_the_next_container_takes_
         .map(|d| (d.file_name().expect("name").to_string_lossy().into_owned(), d.join("pool")))
         .collect();
     pools.iter().for_each(|(_, pool)| fs::create_dir(pool).expect("a pool"));
-    let host = HostMachine::new();
+    let host = HostMachine::new(scratch.path());
     let runtime = Runtime::new(scratch.path(), &host);
     let mut agent = Agent::start(&runtime.program(), scratch.path(), &pools, "");
     assert!(agent.log_end().contains("left the container"), "{}", agent.log_end());
@@ -230,7 +237,11 @@ async fn a_union_made_from_a_container_outlives_it_and_the_next_container_takes_
     runtime.end();
     agent.kill();
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(unions(scratch.path()), [union.clone()], "the container is gone, the union is not");
+    assert_eq!(
+        unions(scratch.path()),
+        std::slice::from_ref(union),
+        "the container is gone, the union is not"
+    );
     runtime.unpack();
     agent.restart();
     stop.store(true, Ordering::Relaxed);
@@ -241,7 +252,7 @@ async fn a_union_made_from_a_container_outlives_it_and_the_next_container_takes_
         .read_to_end(&mut content)
         .expect("its content");
     assert_eq!(content.len() as u64, written);
-    assert_eq!(unions(scratch.path()), [union.clone()], "the next agent has taken it over");
+    assert_eq!(unions(scratch.path()), std::slice::from_ref(union), "the next agent has taken it over");
 
     let mut csi = agent.csi().await;
     csi.unpublish(&volume).await.expect("NodeUnpublishVolume");
@@ -273,8 +284,8 @@ fn an_agent_that_cannot_see_its_host_names_what_the_pod_lacks() {
 
 #[test]
 fn an_agent_without_privileges_names_what_the_container_lacks() {
-    crate::support::require_private_namespace();
-    let host = HostMachine::new();
+    let scratch = Scratch::new();
+    let host = HostMachine::new(scratch.path());
     let out = Command::new("nsenter")
         .args(["--target", &host.init, "--pid", "--mount", "--", "unshare", "--mount"])
         .args(["setpriv", "--bounding-set=-all", "--inh-caps=-all"])
