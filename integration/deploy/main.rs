@@ -106,7 +106,6 @@ fn claims_of_the_examples_name_classes_that_exist() {
 }
 
 #[test]
-#[ignore = "`kubernetes` in agent.yaml comes with the agent's cluster mode"]
 fn the_configuration_in_the_config_map_is_that_of_an_agent_in_a_cluster() {
     let (_, map) = objects("base").into_iter().find(|(file, _)| file == "configmap.yaml").expect("the map");
     let text = map["data"]["agent.yaml"].as_str().expect("agent.yaml");

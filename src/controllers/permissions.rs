@@ -62,7 +62,7 @@ pub const PERMISSIONS: &[Permission] = &[
         scope: Scope::Own,
         group: "coordination.k8s.io",
         resources: &["leases"],
-        names: &["union-csi"],
+        names: &[super::lease::LEASE],
         verbs: &["list", "watch", "update"],
         why: "Followers watch it, who leads renews it.",
     },

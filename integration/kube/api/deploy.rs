@@ -51,21 +51,26 @@ async fn installed() {
     .await;
 }
 
-/// A client that is the program: with its account's token and nothing else.
-async fn program() -> Client {
+/// A token of the program's account.
+async fn token() -> String {
     installed().await;
     let accounts: Api<ServiceAccount> = Api::namespaced(client().await, OWN);
     let wanted = TokenRequest {
         spec: TokenRequestSpec { expiration_seconds: Some(3600), ..TokenRequestSpec::default() },
         ..TokenRequest::default()
     };
-    let token = accounts
+    accounts
         .create_token_request("union-csi", &PostParams::default(), &wanted)
         .await
         .expect("a token of the account")
         .status
         .expect("a status")
-        .token;
+        .token
+}
+
+/// A client that is the program: with its account's token and nothing else.
+async fn program() -> Client {
+    let token = token().await;
     let mut config = Config::infer().await.expect("the server in KUBECONFIG");
     config.auth_info = kube::config::AuthInfo { token: Some(token.into()), ..Default::default() };
     Client::try_from(config).expect("a client")
@@ -113,13 +118,16 @@ async fn every_example_is_taken_by_the_server_as_it_is_written() {
     installed().await;
     let admin = client().await;
     let namespace = namespace(&admin).await;
-    // No controller makes it here, and pods are not taken without.
+    // Pods are not taken without; where a controller manager runs it may be there already.
     let accounts: Api<ServiceAccount> = Api::namespaced(admin, &namespace);
     let account = ServiceAccount {
         metadata: kube::api::ObjectMeta { name: Some("default".to_owned()), ..Default::default() },
         ..ServiceAccount::default()
     };
-    accounts.create(&PostParams::default(), &account).await.expect("an account");
+    match accounts.create(&PostParams::default(), &account).await {
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+        made => drop(made.expect("an account")),
+    }
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/examples");
     for entry in std::fs::read_dir(examples).expect("the examples") {
         let path = entry.expect("an entry").path();
@@ -248,4 +256,87 @@ async fn the_program_may_do_what_its_table_says_and_nothing_else() {
         assert!(!may(&program, Some(OWN), group, resource, verb, None).await, "{verb} {resource}");
     }
     assert!(!may(&program, Some(OWN), "coordination.k8s.io", "leases", "update", Some("another")).await);
+}
+
+/// A process that is ended with the test.
+struct Agent(std::process::Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Waits until `find` gives something, half a minute at most.
+async fn within<T>(what: &str, log: &Path, mut find: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..120 {
+        if let Some(found) = find() {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    panic!("no {what} within 30 s; the agent's log:\n{}", std::fs::read_to_string(log).unwrap_or_default());
+}
+
+#[tokio::test]
+#[ignore = "works on all claims of its server, so it has one of its own: scripts/test kube"]
+async fn the_program_leads_and_answers_a_claim_with_the_rights_that_it_is_given() {
+    let token = token().await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let at = |name: &str| dir.path().join(name);
+    let kubeconfig = std::env::var("KUBECONFIG").expect("KUBECONFIG");
+    let mut file: serde_json::Value =
+        serde_saphyr::from_str(&std::fs::read_to_string(kubeconfig).expect("the kubeconfig")).expect("YAML");
+    for user in file["users"].as_array_mut().expect("users") {
+        user["user"] = serde_json::json!({ "token": token });
+    }
+    std::fs::write(at("kubeconfig"), file.to_string()).expect("written");
+    let config = serde_json::json!({
+        "mode": "controller",
+        "nodeName": "deploy-test",
+        "stateDir": at("state"),
+        "csi": { "endpoint": format!("unix://{}", at("csi.sock").display()) },
+        "http": { "listen": "off" },
+        "kubernetes": { "kubeconfig": at("kubeconfig"), "namespace": OWN, "kubeletDir": at("kubelet") },
+    });
+    std::fs::write(at("agent.yaml"), config.to_string()).expect("written");
+    let log = at("log");
+    let child = Command::new(env!("CARGO_BIN_EXE_union-csi"))
+        .args(["agent", "--config"])
+        .arg(at("agent.yaml"))
+        .stderr(std::fs::File::create(&log).expect("a log"))
+        .spawn()
+        .expect("the agent starts");
+    let _agent = Agent(child);
+    within("leader", &log, || {
+        let lease =
+            kubectl(&["-n", OWN, "get", "lease", "union-csi", "-o", "jsonpath={.spec.holderIdentity}"]);
+        String::from_utf8_lossy(&lease.stdout).contains("deploy-test").then_some(())
+    })
+    .await;
+
+    // No node has a pool, so the claim is answered by an event that says so.
+    let namespace = namespace(&client().await).await;
+    done(&["apply", "-f", "deploy/examples/storageclasses.yaml"]);
+    let claim = serde_json::json!({
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": { "name": "claim" },
+        "spec": {
+            "storageClassName": "union-immediate", "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Gi" } }
+        }
+    });
+    std::fs::write(at("claim.yaml"), claim.to_string()).expect("written");
+    done(&["apply", "-n", &namespace, "-f", at("claim.yaml").to_str().expect("a path")]);
+    // What the controller manager does where there is one: it names the provisioner.
+    let named = "volume.kubernetes.io/storage-provisioner=union.csi.union.io";
+    done(&["annotate", "--overwrite", "-n", &namespace, "pvc", "claim", named]);
+    within("event", &log, || {
+        let events =
+            kubectl(&["-n", &namespace, "get", "events", "-o", "jsonpath={.items[*].involvedObject.name}"]);
+        String::from_utf8_lossy(&events.stdout).contains("claim").then_some(())
+    })
+    .await;
+    let log = std::fs::read_to_string(&log).expect("the log");
+    assert!(!log.to_lowercase().contains("forbidden"), "the agent lacks a right:\n{log}");
 }
