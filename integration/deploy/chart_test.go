@@ -103,6 +103,10 @@ func TestVersionsAreThatOfTheProgram(t *testing.T) {
 	if !strings.HasSuffix(image, ":"+version) {
 		t.Errorf("deploy/base/daemonset.yaml has image %s, Cargo.toml version %s", image, version)
 	}
+	recipe := read(t, "deploy/image/Containerfile")
+	if !strings.Contains(recipe, "-t "+image+" ") || !strings.Contains(recipe, fmt.Sprintf("image.version=%q", version)) {
+		t.Errorf("deploy/image/Containerfile does not make %s", image)
+	}
 }
 
 func container(t *testing.T, daemons object) map[string]any {
