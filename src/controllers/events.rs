@@ -4,6 +4,7 @@
 //! Event object, counted up, whoever leads: its name comes from what it says.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
@@ -16,6 +17,9 @@ use super::cluster::{Cluster, DRIVER, FIELD_MANAGER, said};
 
 /// The longest message, in bytes: a screen of text; an Event is kept in memory by many.
 const LONGEST: usize = 4096;
+
+/// How long an event is worth waiting for.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The longest object name, in bytes (RFC 1123 subdomain).
 const LONGEST_NAME: usize = 253;
@@ -65,8 +69,17 @@ impl Recorder {
         Self { cluster, clock }
     }
 
-    /// Tells about an object. What goes wrong is logged.
+    /// Tells about an object. What goes wrong is logged, and nothing is waited for long.
     pub(super) async fn record(&self, about: ObjectReference, notice: &Notice) {
+        if tokio::time::timeout(PATIENCE, self.write(about, notice)).await.is_err() {
+            tracing::warn!(
+                event.reason = notice.reason,
+                "an event was not written: the API server does not answer"
+            );
+        }
+    }
+
+    async fn write(&self, about: ObjectReference, notice: &Notice) {
         if self.cluster.claim.held().is_err() {
             return;
         }

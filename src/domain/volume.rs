@@ -69,6 +69,29 @@ pub fn serves(granted: &[AccessMode], wanted: AccessMode) -> bool {
         || (!wanted.multi_node() && granted.iter().any(writable_on_one))
 }
 
+/// Mount flags that are understood, by a bind of one branch and by a union alike. `dev` and `suid` are not among them:
+/// volumes are always mounted `nodev,nosuid`.
+const MOUNT_FLAGS: [&str; 10] =
+    ["defaults", "rw", "ro", "atime", "noatime", "relatime", "nodev", "nosuid", "exec", "noexec"];
+
+/// Reads mount flags; one text may hold several, separated by commas, as in fstab.
+///
+/// # Errors
+/// Which of them are not understood, for people.
+pub fn mount_flags(given: &[String]) -> Result<Vec<String>, String> {
+    let split = given.iter().flat_map(|text| text.split(',')).map(str::trim).filter(|flag| !flag.is_empty());
+    let (known, unknown): (Vec<&str>, Vec<&str>) = split.partition(|flag| MOUNT_FLAGS.contains(flag));
+    if unknown.is_empty() {
+        return Ok(known.into_iter().filter(|flag| *flag != "defaults").map(str::to_owned).collect());
+    }
+    let reason = if unknown.iter().any(|flag| *flag == "dev" || *flag == "suid") {
+        "; volumes are always mounted nodev and nosuid"
+    } else {
+        ""
+    };
+    Err(format!("{} not supported{reason}; known are {}", unknown.join(", "), MOUNT_FLAGS.join(", ")))
+}
+
 /// Files or a raw device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 pub enum VolumeMode {

@@ -1,6 +1,7 @@
 //! Does the one write that was decided on, and reads before it what the decision hangs on where the picture may be late.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Api;
@@ -39,6 +40,9 @@ pub(super) enum WriteError {
                      claim and make it anew"
     ))]
     Taken { name: String },
+    /// No answer came.
+    #[snafu(display("the API server did not answer within {} s", wait.as_secs()))]
+    Hangs { wait: Duration },
     /// It is not so any more.
     #[snafu(display("{what} changed meanwhile"))]
     Changed { what: String },
@@ -55,7 +59,7 @@ impl WriteError {
             Self::Store { source } => {
                 matches!(source, StoreError::Backend { .. } | StoreError::Malformed { .. })
             }
-            Self::Leading { .. } | Self::Changed { .. } => false,
+            Self::Leading { .. } | Self::Changed { .. } | Self::Hangs { .. } => false,
         }
     }
 
@@ -69,7 +73,7 @@ impl WriteError {
                     StoreError::Conflict { .. } | StoreError::Missing { .. } | StoreError::Exists { .. }
                 )
             }
-            Self::Api { .. } | Self::Taken { .. } => false,
+            Self::Api { .. } | Self::Taken { .. } | Self::Hangs { .. } => false,
         }
     }
 }
@@ -250,6 +254,7 @@ impl Writer {
             return Ok(());
         }
         finalizers.push(PROTECTION.to_owned());
+        self.cluster.claim.held()?;
         let patch =
             json!({"metadata": {"resourceVersion": now.metadata.resource_version, "finalizers": finalizers}});
         let result = self.volumes().patch(name, &manager(), &Patch::Merge(patch)).await;

@@ -110,6 +110,13 @@ impl Index {
         concerned
     }
 
+    /// The protection of a PersistentVolume was taken away; what is told of it later counts.
+    pub(super) fn unprotect(&mut self, name: &str) {
+        if let Some(volume) = self.volumes.get_mut(name) {
+            volume.protection = None;
+        }
+    }
+
     /// A PersistentVolume is gone; those that it may have stood in the way of are returned.
     pub(super) fn remove_volume(&mut self, name: &str) -> Vec<String> {
         let Some(volume) = self.volumes.remove(name) else { return Vec::new() };

@@ -48,6 +48,10 @@ use telling::{Now, Telling};
 /// Volumes whose writes may be under way at once: what an API server takes from one client without queueing it.
 const IN_FLIGHT: usize = 32;
 
+/// The longest that one write may take with what is read before it: longer than an API server that is busy lets wait
+/// (a minute by its default, for what it then answers with an error), so that what hangs is the connection.
+const LONGEST_WRITE: Duration = Duration::from_secs(90);
+
 /// How often a claim is given back to the scheduler without a pause: as often, other nodes are tried at once.
 const FREE_ATTEMPTS: u32 = 3;
 
@@ -83,6 +87,7 @@ struct Settled {
 enum Done {
     GivenBack,
     Provisioned,
+    Unprotected,
 }
 
 impl Provisioner {
@@ -281,7 +286,9 @@ impl Provisioner {
                     }
                     Some(Done::Provisioned) => {
                         self.given_back.remove(&name);
+                        self.telling.forget(&name);
                     }
+                    Some(Done::Unprotected) => self.index.unprotect(&name),
                     None => {}
                 }
             }
@@ -318,16 +325,20 @@ async fn work(
     let meaning = match &action {
         Some(Action::Reschedule { .. }) => Some(Done::GivenBack),
         Some(Action::CreateVolume(_)) => Some(Done::Provisioned),
+        Some(Action::Unprotect { .. }) => Some(Done::Unprotected),
         _ => None,
     };
     let tell = async {
-        if let Some((whom, notice)) = &telling {
-            recorder.record(whom.clone(), notice).await;
+        if let Some((whom, notice)) = telling {
+            recorder.record(whom, &notice).await;
         }
     };
     let write = async {
         match action {
-            Some(action) => writer.apply(&name, version, action).await,
+            Some(action) => {
+                let written = tokio::time::timeout(LONGEST_WRITE, writer.apply(&name, version, action)).await;
+                written.unwrap_or(Err(WriteError::Hangs { wait: LONGEST_WRITE }))
+            }
             None => Ok(Written::Before),
         }
     };

@@ -480,6 +480,14 @@ fn a_wrong_parameter_is_named_and_nothing_is_made(
 }
 
 #[test]
+fn a_mount_option_that_no_node_would_take_is_told_at_once() {
+    let mut world = World::new(json!({"mountOptions": ["noatime", "nobarrier"]}));
+    world.settle();
+    assert!(world.is_empty());
+    assert!(world.told[0].contains("mountOptions: nobarrier not supported"), "{:?}", world.told);
+}
+
+#[test]
 fn keys_that_kubernetes_keeps_for_itself_are_read_as_the_official_provisioner_does() {
     let mut world = World::new(json!({"parameters": {
         "csi.storage.k8s.io/fstype": "btrfs", "csi.storage.k8s.io/pvc/name": "someone else's",

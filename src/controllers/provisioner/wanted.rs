@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::objects::{Ask, Claim, Class, volume_name};
 use crate::controllers::cluster::TOPOLOGY_KEY;
 use crate::domain::policy::{CLAIM_KEYS, CLAIM_NAME_KEY, CLAIM_NAMESPACE_KEY, Policy};
-use crate::domain::volume::{AccessMode, VolumeMode};
+use crate::domain::volume::{AccessMode, VolumeMode, mount_flags};
 use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::store::object::VolumeSplitSpec;
 
@@ -52,6 +52,11 @@ pub(super) fn wanted(claim: &Claim, class: &Class) -> Result<Wanted, String> {
     };
     if let Some(reason) = policy.block_refusal().filter(|_| volume_mode == VolumeMode::Block) {
         return Err(format!("volumeMode Block: {reason}"));
+    }
+    if volume_mode == VolumeMode::Filesystem {
+        // Told now, and not when the first pod cannot start.
+        mount_flags(&class.mount_options)
+            .map_err(|reason| format!("StorageClass {}: mountOptions: {reason}", class.name))?;
     }
     let (capacity, limit) = sizes(ask)?;
     let request_name = volume_name(&claim.at.uid);

@@ -5,7 +5,7 @@ use crate::csi::proto;
 use crate::csi::proto::volume_capability::AccessType;
 use crate::csi::proto::volume_capability::access_mode::Mode;
 use crate::domain::policy::FsType;
-use crate::domain::volume::{AccessMode, VolumeMode};
+use crate::domain::volume::{AccessMode, VolumeMode, mount_flags};
 use crate::node::volume::Access;
 
 /// One way to use a volume.
@@ -31,11 +31,6 @@ impl Capability {
 
 const FIELD: &str = "volume_capability";
 
-/// Mount flags that are understood, by a bind of one branch and by a union alike. `dev` and `suid` are not among them:
-/// volumes are always mounted `nodev,nosuid`.
-const MOUNT_FLAGS: [&str; 10] =
-    ["defaults", "rw", "ro", "atime", "noatime", "relatime", "nodev", "nosuid", "exec", "noexec"];
-
 /// Reads one capability: known, complete, and one that this version can serve.
 pub(in crate::csi) fn capability(
     given: Option<&proto::VolumeCapability>,
@@ -58,7 +53,8 @@ pub(in crate::csi) fn capability(
         Some(AccessType::Mount(mount)) => Ok(Capability {
             mode,
             access: Access::Mount {
-                flags: mount_flags(&mount.mount_flags)?,
+                flags: mount_flags(&mount.mount_flags)
+                    .map_err(|reason| InvalidRequest::new("volume_capability.mount.mount_flags", reason))?,
                 group: mount_group(&mount.volume_mount_group)?,
             },
             fs_type: fs_type(&mount.fs_type)?,
@@ -113,31 +109,6 @@ fn name(mode: AccessMode) -> &'static str {
         AccessMode::SingleNodeMultiWriter => Mode::SingleNodeMultiWriter,
     }
     .as_str_name()
-}
-
-fn mount_flags(given: &[String]) -> Result<Vec<String>, InvalidRequest> {
-    const FIELD: &str = "volume_capability.mount.mount_flags";
-    // One flag may hold several, separated by commas, as in fstab.
-    let flags: Vec<String> = given
-        .iter()
-        .flat_map(|f| f.split(','))
-        .map(str::trim)
-        .filter(|f| !f.is_empty())
-        .map(str::to_owned)
-        .collect();
-    let unknown: Vec<&str> = flags.iter().map(String::as_str).filter(|f| !MOUNT_FLAGS.contains(f)).collect();
-    if unknown.is_empty() {
-        return Ok(flags.into_iter().filter(|f| f != "defaults").collect());
-    }
-    let reason = if unknown.iter().any(|f| *f == "dev" || *f == "suid") {
-        "; volumes are always mounted nodev and nosuid"
-    } else {
-        ""
-    };
-    Err(InvalidRequest::new(
-        FIELD,
-        format!("{} not supported{reason}; known are {}", unknown.join(", "), MOUNT_FLAGS.join(", ")),
-    ))
 }
 
 fn mount_group(given: &str) -> Result<Option<u32>, InvalidRequest> {
