@@ -15,15 +15,16 @@
 //! and takes it up again within about a second. Running pods notice none of it. Who removes the driver from a node for
 //! good removes the file; docs/OPERATIONS.md says how.
 
+mod relay;
 mod service;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tokio_stream::wrappers::UnixListenerStream;
+use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint, Server};
 
@@ -172,14 +173,17 @@ async fn offer(
     };
     state.send_replace(RegistrationState::Offered);
     let service = RegistrationService::new(settings.csi_socket.clone(), state.clone());
+    let (connected, connections) = mpsc::channel(relay::WAITING);
     let server = Server::builder()
         .add_service(RegistrationServer::new(service))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.cancelled());
+        .serve_with_incoming_shutdown(ReceiverStream::new(connections), shutdown.cancelled());
     let ended = tokio::select! {
         result = server => match result {
             Ok(()) => Ended::Told,
             Err(error) => Ended::Failed(format!("its server failed: {error}")),
         },
+        // Never ends by itself: the server goes on with its connections until it is done.
+        () = relay::accept(listener, connected) => Ended::Failed("its listener ended".to_owned()),
         ended = supervise(settings, &socket, state.subscribe(), pause) => ended,
     };
     if matches!(ended, Ended::Told) {

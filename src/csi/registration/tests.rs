@@ -214,6 +214,45 @@ async fn what_lies_at_its_place_and_is_no_socket_is_left_alone_and_told() {
     assert_eq!(std::fs::read_to_string(rig.settings.socket()).unwrap(), "precious");
 }
 
+/// The kubelet's client (grpc-go) names the socket's path as the authority, which a client made with tonic cannot.
+#[tokio::test]
+async fn a_kubelet_may_name_the_path_of_the_socket_as_the_authority() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (rig, _registration) = Rig::served().await;
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        let length = u8::try_from(payload.len()).unwrap();
+        [&[0, 0, length, kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    let text = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
+    let (post, http) = (vec![0x83], vec![0x86]);
+    let path = [vec![0x44], text("/pluginregistration.Registration/GetInfo")].concat();
+    let authority = [vec![0x41], text("%2Fvar%2Flib%2Fkubelet%2Fplugins_registry%2Fsocket")].concat();
+    let content = [vec![0x5F], text("application/grpc")].concat();
+    let te = [vec![0x40], text("te"), text("trailers")].concat();
+    let first = [&post, &http, &path, &authority, &content, &te].map(|f| &f[..]).concat();
+    // The second time, what is in the table is referred to: te is its latest entry, the path its oldest.
+    let again = [0x83, 0x86, 0xC1, 0xC0, 0xBF, 0xBE];
+    let nothing = [0; 5];
+    let mut kubelet = tokio::net::UnixStream::connect(rig.settings.socket()).await.unwrap();
+    for bytes in [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(),
+        frame(4, 0, 0, &[]),
+        frame(1, 4, 1, &first),
+        frame(0, 1, 1, &nothing),
+        frame(1, 4, 3, &again),
+        frame(0, 1, 3, &nothing),
+    ] {
+        kubelet.write_all(&bytes).await.unwrap();
+    }
+    let mut told = Vec::new();
+    let both_answered = async {
+        while String::from_utf8_lossy(&told).matches("CSIPlugin").count() < 2 {
+            assert_ne!(kubelet.read_buf(&mut told).await.unwrap(), 0, "the connection was ended");
+        }
+    };
+    tokio::time::timeout(BOUND, both_answered).await.expect("two answers");
+}
+
 #[test]
 fn pauses_double_up_to_the_longest() {
     let mut pause = Pause::new(TIMING);
