@@ -23,6 +23,9 @@ pub(super) trait Resource: Object {
     const PLURAL: &'static str;
     /// Whether it lies in a namespace.
     const NAMESPACED: bool;
+    /// Fields of the spec that a watch does not keep for the case that the object goes unseen: what is large, and has a
+    /// default.
+    const FORGOTTEN: &'static [&'static str];
 
     /// The object of these parts.
     fn assemble(meta: Meta, spec: Self::Spec, status: Self::Status) -> Self;
@@ -47,6 +50,7 @@ impl Resource for VolumeSplit {
     type Status = VolumeSplitStatus;
     const PLURAL: &'static str = "volumesplits";
     const NAMESPACED: bool = true;
+    const FORGOTTEN: &'static [&'static str] = &["parameters", "topology", "branches", "attached"];
 
     fn assemble(meta: Meta, spec: Self::Spec, status: Self::Status) -> Self {
         Self { meta, spec, status }
@@ -78,6 +82,7 @@ impl Resource for Branch {
     type Status = BranchStatus;
     const PLURAL: &'static str = "branches";
     const NAMESPACED: bool = true;
+    const FORGOTTEN: &'static [&'static str] = &[];
 
     fn assemble(meta: Meta, spec: Self::Spec, status: Self::Status) -> Self {
         Self { meta, spec, status }
@@ -109,6 +114,7 @@ impl Resource for StorageNode {
     type Status = StorageNodeStatus;
     const PLURAL: &'static str = "storagenodes";
     const NAMESPACED: bool = false;
+    const FORGOTTEN: &'static [&'static str] = &[];
 
     fn assemble(meta: Meta, spec: Self::Spec, status: Self::Status) -> Self {
         Self { meta, spec, status }

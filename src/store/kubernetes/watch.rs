@@ -2,7 +2,8 @@
 //!
 //! All objects are listed in pages, then the API server tells of each change from the list's version on. It ends each
 //! watch after some minutes, which costs one request; where it has forgotten the last version (410), all is listed anew,
-//! and what went meanwhile is told as deleted. What is kept of each object for that is its name, uid, version and spec.
+//! and what went meanwhile is told as deleted. What is kept of each object for that is its name, uid, version and the spec without
+//! its large fields.
 //!
 //! Nothing is read ahead: who is slow is told late, and the API server ends a watch that is not read.
 
@@ -88,7 +89,7 @@ struct Watch<T: Resource> {
 struct Known {
     uid: Box<str>,
     version: Box<str>,
-    /// As JSON, which is the shortest form at hand.
+    /// What is kept of the spec, as JSON, which is the shortest form at hand.
     spec: Box<str>,
     /// The last list that it was in.
     round: u32,
@@ -299,15 +300,13 @@ impl<T: Resource> Watch<T> {
             }
             _ => {}
         }
-        if let Ok(spec) = serde_json::to_string(object.spec()) {
-            let known = Known {
-                uid: meta.uid.as_str().into(),
-                version: meta.version.0.as_str().into(),
-                spec: spec.into(),
-                round: self.round,
-            };
-            self.known.insert(meta.name.as_str().into(), known);
-        }
+        let known = Known {
+            uid: meta.uid.as_str().into(),
+            version: meta.version.0.as_str().into(),
+            spec: compact(&object),
+            round: self.round,
+        };
+        self.known.insert(meta.name.as_str().into(), known);
         self.news.push_back(Event::Applied(object));
     }
 
@@ -385,8 +384,50 @@ struct BookmarkMeta {
     resource_version: String,
 }
 
+/// What is kept of an object's spec.
+fn compact<T: Resource>(object: &T) -> Box<str> {
+    let Ok(mut spec) = serde_json::to_value(object.spec()) else { return Box::default() };
+    if let Some(fields) = spec.as_object_mut() {
+        fields.retain(|field, _| !T::FORGOTTEN.contains(&field.as_str()));
+    }
+    spec.to_string().into()
+}
+
 /// A number from `least` on, below `most`, another each time.
 fn spread(least: u64, most: u64) -> u64 {
     let random = RandomState::new().build_hasher().finish();
     least + random % most.saturating_sub(least).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::object::{Branch, Object, StorageNode, VolumeSplit};
+
+    fn kept<T: Resource>(object: T) {
+        let meta = object.meta();
+        let known = Known { uid: "u".into(), version: "1".into(), spec: compact(&object), round: 0 };
+        let last = known.last::<T>(&meta.name).expect("what is kept is an object");
+        assert_eq!(T::id(last.spec()), meta.name);
+        assert_eq!((last.meta().name.as_str(), last.meta().uid.as_str()), (meta.name.as_str(), "u"));
+        let (last, object) = (serde_json::to_value(last.spec()), serde_json::to_value(object.spec()));
+        let (last, object) = (last.expect("a spec"), object.expect("a spec"));
+        for (field, value) in object.as_object().expect("fields") {
+            assert!(T::FORGOTTEN.contains(&field.as_str()) || last[field] == *value, "{field} is kept");
+        }
+    }
+
+    #[test]
+    fn the_last_state_of_an_object_that_went_unseen_is_what_it_was_for() {
+        kept::<Branch>(crate::store::contract::branch("v", 3, "n"));
+        let split = json!({"meta": {"name": "v"}, "spec": {
+            "volume": "v", "requestName": "v", "capacity": 7, "limit": 9, "accessModes": ["SingleNodeWriter"],
+            "parameters": {"strategy": "fewest"}, "topology": ["n"], "nextIndex": 4, "used": true
+        }});
+        kept::<VolumeSplit>(serde_json::from_value(split).expect("a volume"));
+        let node = json!({"meta": {"name": "n"}, "spec": {"node": "n"}});
+        kept::<StorageNode>(serde_json::from_value(node).expect("a node"));
+    }
 }
