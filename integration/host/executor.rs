@@ -129,6 +129,34 @@ async fn a_wanted_branch_is_made_published_and_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_branch_that_is_deleted_by_hand_keeps_its_files_until_its_volume_is_deleted() {
+    let scratch = Scratch::new();
+    let disk = disk(&scratch, "one", "ext4", 600);
+    let running = Running::start(&scratch, &local(&scratch), &[&disk]);
+    let spec = image("one", 64, Some(FsType::Ext4));
+    let split = serde_json::json!({
+        "meta": {"name": "vol", "finalizers": ["union.io/data"]},
+        "spec": {"volume": "vol", "requestName": "vol", "capacity": 1, "accessModes": ["SingleNodeWriter"],
+                 "used": true, "nextIndex": 1, "branches": [
+            {"index": 0, "node": spec.node, "pool": spec.pool, "size": spec.size, "usable": spec.usable, "format": "image"}
+        ]}
+    });
+    let split = serde_json::from_value(split).expect("a volume");
+    running.store.splits().create(split).await.expect("create");
+    running.create(&spec).await;
+    running.phase("vol-0", BranchPhase::Bound).await;
+    running.store.branches().delete("vol-0", None).await.expect("delete");
+    let kept = |b: Option<&Branch>| b.is_some_and(|b| b.status.reason.contains("volume vol needs it"));
+    let branch = running.until("vol-0", "kept", kept).await.expect("there");
+    assert_eq!(branch.status.phase, BranchPhase::Bound, "it can be used");
+    assert!(disk.join("branches/vol-0/disk.img").exists());
+    running.store.splits().delete("vol", None).await.expect("delete");
+    running.until("vol-0", "gone", |b| b.is_none()).await;
+    assert!(!disk.join("branches/vol-0").exists());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn many_branches_at_once_are_all_made_and_all_removed() {
     let scratch = Scratch::new();
     let disk = disk(&scratch, "one", "ext4", 1200);

@@ -276,6 +276,24 @@ pub struct VolumeSplitStatus {
     pub largest: Option<Bytes>,
 }
 
+impl VolumeSplit {
+    /// Whether files may lie in each of its branches: it was complete. That it was is in its status, and, should that be
+    /// lost, in its spec from when it was first attached.
+    #[must_use]
+    pub fn may_hold_files(&self) -> bool {
+        self.spec.used
+            || !self.spec.attached.is_empty()
+            || condition(&self.status.conditions, "Pending").is_some_and(|c| c.reason == pending::BOUND)
+    }
+
+    /// Whether the files of its branch of that number must stay.
+    #[must_use]
+    pub fn needs(&self, index: u32) -> bool {
+        let stays = self.meta.deleting.is_none() || !self.spec.attached.is_empty();
+        stays && self.may_hold_files() && self.spec.branches.iter().any(|b| b.index == index)
+    }
+}
+
 /// Reasons in the `Pending` condition of a `VolumeSplit`.
 pub mod pending {
     /// No split fits now; the message says why, `status.largest` what would.

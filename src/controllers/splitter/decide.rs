@@ -18,7 +18,7 @@ use crate::domain::policy::{ParamError, Policy};
 use crate::domain::split::{Infeasible, PlannedBranch};
 use crate::store::object::{
     Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_NODE, LABEL_VOLUME, Meta, Version,
-    VolumeSplit, VolumeSplitStatus, condition, label_value, pending,
+    VolumeSplit, VolumeSplitStatus, label_value,
 };
 
 /// One write.
@@ -55,7 +55,8 @@ pub(super) fn decide(split: &VolumeSplit, branches: &[&Branch], room: &Room<'_>,
     if split.meta.deleting.is_some() {
         return Decision { actions: removal(split, branches), ..Decision::default() };
     }
-    let was_complete = was_complete(split);
+    // Once complete, a volume keeps its plan.
+    let was_complete = split.may_hold_files();
     let objects: BTreeMap<u32, &Branch> = branches.iter().map(|b| (b.spec.index, *b)).collect();
     let policy = Policy::parse(&split.spec.parameters);
     let mut decision = Decision::default();
@@ -102,14 +103,6 @@ pub(super) fn decide(split: &VolumeSplit, branches: &[&Branch], room: &Room<'_>,
         decision.actions.push(Action::SetStatus(wanted));
     }
     decision
-}
-
-/// Once complete, a volume keeps its plan: files may lie in each of its branches. That it was is in its status, and, should
-/// that be lost, in its spec from when it was first attached.
-fn was_complete(split: &VolumeSplit) -> bool {
-    split.spec.used
-        || !split.spec.attached.is_empty()
-        || condition(&split.status.conditions, "Pending").is_some_and(|c| c.reason == pending::BOUND)
 }
 
 /// The planned branches of a volume that never was complete, by how they are doing.
@@ -305,6 +298,7 @@ mod tests {
     use super::*;
     use crate::domain::Bytes;
     use crate::domain::pool::PoolView;
+    use crate::store::object::{condition, pending};
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 

@@ -114,22 +114,35 @@ impl Worker {
         Ok(Done { name, retry: pause, settled, changed })
     }
 
+    /// Removes the branch's files, or says why they stay.
+    async fn take_away(&self, branch: &Branch) -> Result<Result<(), String>, StoreError> {
+        // Whoever deleted the object, by hand or by mistake: only the volume's own deletion ends its files.
+        let volume = &branch.spec.volume;
+        if let Some(split) = self.store.splits().get(volume.as_str()).await?
+            && split.needs(branch.spec.index)
+        {
+            return Ok(Err(format!(
+                "deleted, but volume {volume} needs it: its files stay, and can be used, until the volume is deleted"
+            )));
+        }
+        let (branches, spec) = (self.branches.clone(), branch.spec.clone());
+        match blocking(move || branches.ensure_absent(&spec)).await {
+            // What was refused was never made: there is nothing that an absent pool or another's files could keep.
+            Err(BranchError::Pool { .. } | BranchError::Foreign { .. })
+                if branch.status.phase == BranchPhase::Refused =>
+            {
+                Ok(Ok(()))
+            }
+            outcome => Ok(outcome.map_err(|e| format!("cannot be removed: {e}"))),
+        }
+    }
+
     async fn remove(&self, mut branch: Branch, attempt: u32) -> Result<Done, StoreError> {
         let name = branch.meta.name.clone();
         if !branch.meta.finalizers.iter().any(|f| f == FINALIZER) {
             return Ok(Done { name, retry: None, settled: Some(branch), changed: false });
         }
-        let (branches, spec) = (self.branches.clone(), branch.spec.clone());
-        let outcome = match blocking(move || branches.ensure_absent(&spec)).await {
-            // What was refused was never made: there is nothing that an absent pool or another's files could keep.
-            Err(BranchError::Pool { .. } | BranchError::Foreign { .. })
-                if branch.status.phase == BranchPhase::Refused =>
-            {
-                Ok(())
-            }
-            outcome => outcome,
-        };
-        match outcome {
+        match self.take_away(&branch).await? {
             Ok(()) => {
                 // Whoever sees the branch gone sees its room, too: who was waiting for it asks at once.
                 self.fresh.wait().await;
@@ -142,13 +155,9 @@ impl Worker {
                 let pause = backoff(&name, attempt);
                 // A branch that is lost stays lost: whether it was bound must not be forgotten.
                 let phase = if existed(&branch.status) { branch.status.phase } else { BranchPhase::Failing };
-                let status = BranchStatus {
-                    phase,
-                    reason: format!("cannot be removed: {e}"),
-                    ..branch.status.clone()
-                };
+                let status = BranchStatus { phase, reason: e.clone(), ..branch.status.clone() };
                 if status != branch.status {
-                    warn!(branch.id = name, error = %e, retry_after = ?pause, "the branch cannot be removed");
+                    warn!(branch.id = name, error = e, retry_after = ?pause, "the branch is not removed");
                     branch.status = status;
                     self.store.branches().update_status(branch).await?;
                 }

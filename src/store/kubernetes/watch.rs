@@ -404,7 +404,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::store::object::{Branch, Object, StorageNode, VolumeSplit};
+    use crate::store::object::{Branch, StorageNode, VolumeSplit};
 
     fn kept<T: Resource>(object: T) {
         let meta = object.meta();
