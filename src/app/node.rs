@@ -29,12 +29,9 @@ pub(super) struct Node {
 impl Node {
     /// Finds out what the host can do. Asks nothing of the store.
     pub(super) async fn new(host: &Host, config: &Config, store: Arc<dyn Store>) -> Result<Self, AppError> {
-        let pools = Arc::new(Pools::new(
-            host.clone(),
-            config.node.clone(),
-            config.pools.clone(),
-            config.state_dir.clone(),
-        ));
+        let pools =
+            Pools::new(host.clone(), config.node.clone(), config.pools.clone(), config.state_dir.clone());
+        let pools = Arc::new(pools.with_under(config.pools_under.clone()));
         let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
         for lack in host.missing_devices() {
             tracing::warn!(%lack, "some volumes cannot be served here");
