@@ -9,12 +9,14 @@
 
 mod cluster;
 mod error;
+mod labels;
 mod lead;
 mod machine;
 mod node;
 mod tasks;
 mod traffic;
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,8 +93,12 @@ async fn serve(config: Config) -> Result<(), AppError> {
     };
 
     let ground = Ground::open(&config).await?;
+    // Without a cluster there are none to wait for.
+    let cluster_labels = watch::Sender::new(ground.client.is_none().then(BTreeMap::new));
     let node = match config.mode.is_node() {
-        true => Some(Arc::new(Node::new(&host, &config, ground.store.clone()).await?)),
+        true => {
+            Some(Arc::new(Node::new(&host, &config, ground.store.clone(), cluster_labels.subscribe()).await?))
+        }
         false => None,
     };
     let mut tasks = Tasks::new();
@@ -128,6 +134,13 @@ async fn serve(config: Config) -> Result<(), AppError> {
     if let Some(node) = &node {
         node.recover().await;
         node.start(&mut tasks);
+        if let Some(client) = ground.client.clone() {
+            let name = config.node.clone();
+            tasks.spawn("the reading of the node's labels", |stop| async move {
+                labels::follow(client, name, cluster_labels, stop).await;
+                Ok(())
+            });
+        }
     }
     if let Some(leading) = leading {
         tasks.spawn("the controller role", |stop| leading.run(stop));

@@ -31,6 +31,7 @@ impl Running {
         let node = node(scratch, &Host::new(), disks);
         let facts = NodeFacts {
             labels: [("zone".to_owned(), "a".to_owned())].into(),
+            cluster_labels: tokio::sync::watch::Sender::new(Some(Default::default())).subscribe(),
             agent_version: "1".to_owned(),
             mergerfs_version: None,
             kernel: "6".to_owned(),

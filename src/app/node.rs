@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use snafu::ResultExt;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::AppError;
@@ -11,7 +12,7 @@ use super::error::HostSnafu;
 use super::tasks::Tasks;
 use crate::config::Config;
 use crate::node::branch::Branches;
-use crate::node::executor::{Executor, NodeFacts};
+use crate::node::executor::{ClusterLabels, Executor, NodeFacts};
 use crate::node::heal::Healer;
 use crate::node::pool::Pools;
 use crate::node::union::Unions;
@@ -28,7 +29,12 @@ pub(super) struct Node {
 
 impl Node {
     /// Finds out what the host can do. Asks nothing of the store.
-    pub(super) async fn new(host: &Host, config: &Config, store: Arc<dyn Store>) -> Result<Self, AppError> {
+    pub(super) async fn new(
+        host: &Host,
+        config: &Config,
+        store: Arc<dyn Store>,
+        cluster_labels: watch::Receiver<ClusterLabels>,
+    ) -> Result<Self, AppError> {
         let pools =
             Pools::new(host.clone(), config.node.clone(), config.pools.clone(), config.state_dir.clone());
         let pools = Arc::new(pools.with_under(config.pools_under.clone()));
@@ -49,6 +55,7 @@ impl Node {
         let (kernel, _) = host.kernel().context(HostSnafu { action: "read the kernel's version" })?;
         let facts = NodeFacts {
             labels: config.node_labels.clone(),
+            cluster_labels,
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             mergerfs_version: abilities.mergerfs_version.clone(),
             kernel,

@@ -60,7 +60,12 @@ pub const KEYS: &[Key] = &[
         "--node-name",
         "Name of this node, unique in the cluster; in Kubernetes the name of its Node.",
     ),
-    key("nodeLabels.<label>", "none", "", "Labels of this node, which a class's `nodeSelector` asks for."),
+    key(
+        "nodeLabels.<label>",
+        "none",
+        "",
+        "Labels of this node, which a class's `nodeSelector` asks for; in Kubernetes with those of its Node, which these override.",
+    ),
     key(
         "stateDir",
         "/var/lib/union-csi",

@@ -93,6 +93,14 @@ pub const PERMISSIONS: &[Permission] = &[
     Permission {
         scope: Scope::Cluster,
         group: "",
+        resources: &["nodes"],
+        names: &[],
+        verbs: &["get"],
+        why: "Each agent reads the labels of its own node, which a class's nodeSelector asks for.",
+    },
+    Permission {
+        scope: Scope::Cluster,
+        group: "",
         resources: &["persistentvolumes"],
         names: &[],
         verbs: &["list", "watch", "create", "patch", "delete"],

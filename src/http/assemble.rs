@@ -206,7 +206,12 @@ pub(super) fn nodes(
     views.push(NodeView {
         name: me.clone(),
         local: true,
-        labels: labels.clone(),
+        labels: {
+            // What was published of it, the cluster's labels with it.
+            let mut all = own.map(|n| n.status.labels.clone()).unwrap_or_default();
+            all.extend(labels.clone());
+            all
+        },
         pools,
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         mergerfs_version: mergerfs,

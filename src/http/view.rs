@@ -36,7 +36,7 @@ pub trait Machine: Send + Sync {
 pub struct View {
     /// This node.
     pub node: NodeName,
-    /// Its labels.
+    /// Its labels from the configuration.
     pub node_labels: std::collections::BTreeMap<String, String>,
     /// The objects.
     pub store: Arc<dyn Store>,

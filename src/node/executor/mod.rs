@@ -47,11 +47,16 @@ const RECHECK: Duration = Duration::from_secs(300);
 /// How long work that has begun may take to end when the agent stops.
 const STOP_BOUND: Duration = Duration::from_secs(20);
 
+/// Labels that a cluster gives this node; `None` while they are not known.
+pub type ClusterLabels = Option<BTreeMap<String, String>>;
+
 /// What is published of this node besides its pools.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct NodeFacts {
-    /// Labels, for `nodeSelector`.
+    /// Labels from the configuration, for `nodeSelector`.
     pub labels: BTreeMap<String, String>,
+    /// Labels from elsewhere; the configuration's win. While they are not known, those that were published last stay.
+    pub cluster_labels: watch::Receiver<ClusterLabels>,
     /// Version of this program.
     pub agent_version: String,
     /// Version of its mergerfs; `None` when it has none that works.
@@ -72,6 +77,15 @@ pub struct Executor {
     latest: watch::Sender<Arc<Vec<PoolReport>>>,
     fresh: Arc<Fresh>,
     published: watch::Sender<bool>,
+}
+
+impl NodeFacts {
+    /// All labels, where `stored` are those that were published last.
+    fn all_labels(&self, stored: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+        let mut all = self.cluster_labels.borrow().clone().unwrap_or_else(|| stored.clone());
+        all.extend(self.labels.clone());
+        all
+    }
 }
 
 impl std::fmt::Debug for Executor {

@@ -95,6 +95,7 @@ impl Publisher {
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 Ok(()) = measured.changed() => {}
+                Ok(()) = self.facts.cluster_labels.changed() => {}
                 event = next(&mut events) => match event {
                     Some(Ok(event)) => self.note(event),
                     Some(Err(error)) => {
@@ -149,6 +150,7 @@ impl Publisher {
         let news = match &self.published.object {
             None => true,
             Some(_) if due => true,
+            Some(old) if self.facts.all_labels(&old.status.labels) != old.status.labels => true,
             Some(old) if begun > self.published.begun => old.status.pools != reports,
             Some(old) => is_news(&old.status.pools, &reports),
         };
@@ -222,7 +224,7 @@ async fn write(
     };
     let conditions = std::mem::take(&mut object.status.conditions);
     object.status = StorageNodeStatus {
-        labels: facts.labels.clone(),
+        labels: facts.all_labels(&object.status.labels),
         pools: pools.to_vec(),
         agent_version: facts.agent_version.clone(),
         mergerfs_version: facts.mergerfs_version.clone(),
@@ -265,6 +267,8 @@ fn is_news(old: &[PoolReport], new: &[PoolReport]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn report() -> PoolReport {
@@ -289,5 +293,70 @@ mod tests {
         let full = PoolReport { free: Bytes::ZERO, ..old.clone() };
         let nearly = PoolReport { free: Bytes::new(4096), ..old };
         assert!(is_news(&[nearly], &[full]));
+    }
+
+    fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
+    }
+
+    #[tokio::test]
+    async fn the_clusters_labels_are_published_when_they_come_and_the_configurations_win() {
+        let directory = tempfile::tempdir().unwrap();
+        let store: Arc<dyn Store> =
+            Arc::new(crate::store::local::LocalStore::open(&directory.path().join("s")).unwrap());
+        let node: NodeName = "n".parse().unwrap();
+        let mut earlier = StorageNode {
+            meta: Meta::new("n"),
+            spec: StorageNodeSpec { node: node.clone() },
+            status: StorageNodeStatus::default(),
+        };
+        earlier.status.labels = labels(&[("zone", "old"), ("disk", "old")]);
+        let status = earlier.status.clone();
+        let created = store.nodes().create(earlier).await.unwrap();
+        store.nodes().update_status(StorageNode { status, ..created }).await.unwrap();
+
+        let cluster = watch::Sender::new(None);
+        let facts = NodeFacts {
+            labels: labels(&[("disk", "fast")]),
+            cluster_labels: cluster.subscribe(),
+            agent_version: String::new(),
+            mergerfs_version: None,
+            kernel: String::new(),
+            measure_interval: Duration::from_secs(10),
+        };
+        let publisher = Publisher {
+            store: store.clone(),
+            node,
+            facts,
+            fresh: Arc::new(Fresh::new()),
+            known: watch::Sender::new(false),
+            published: Published::default(),
+        };
+        let (tell, measured) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let running = tokio::spawn(publisher.run(measured, stop.clone()));
+        tell.send_replace(Some(Measured { begun: 0, reports: Vec::new() }));
+        let published = |wanted: BTreeMap<String, String>| {
+            let store = store.clone();
+            async move {
+                let look = async {
+                    loop {
+                        let object = store.nodes().get("n").await.unwrap().unwrap();
+                        if object.status.labels == wanted {
+                            return;
+                        }
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                };
+                tokio::time::timeout(Duration::from_secs(20), look).await.expect("the labels are published");
+            }
+        };
+        published(labels(&[("zone", "old"), ("disk", "fast")])).await;
+        cluster.send_replace(Some(labels(&[("zone", "a"), ("disk", "slow")])));
+        published(labels(&[("zone", "a"), ("disk", "fast")])).await;
+        cluster.send_replace(Some(labels(&[])));
+        published(labels(&[("disk", "fast")])).await;
+        stop.cancel();
+        running.await.unwrap();
     }
 }
