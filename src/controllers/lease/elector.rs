@@ -107,6 +107,8 @@ impl Elector {
     /// Works until `shutdown`, and releases the lease then. What writes under its claim must have ended before.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut events: Option<Events> = None;
+        // When the first event of a watch is overdue.
+        let mut overdue: Option<Instant> = None;
         loop {
             let now = Instant::now();
             if self.term.as_ref().is_some_and(|term| term.until <= now) {
@@ -116,6 +118,7 @@ impl Elector {
                 events = None;
             } else if events.is_none() && self.not_before <= now {
                 events = Some(watcher::watch_object(self.leases.clone(), LEASE).boxed());
+                overdue = Some(now + self.timing.lease / 2);
             }
             let step = match &self.seen {
                 Some(seen) => {
@@ -141,11 +144,13 @@ impl Elector {
             };
             let pause = events.is_none().then_some(self.not_before).filter(|_| self.term.is_none());
             let end = self.term.as_ref().map(|term| term.until);
-            let wake = wake.into_iter().chain(pause).chain(end).min();
+            let late = overdue.filter(|_| events.is_some());
+            let wake = wake.into_iter().chain(pause).chain(end).chain(late).min();
             tokio::select! {
                 () = shutdown.cancelled() => break,
                 event = next(&mut events) => match event {
                     Some(Ok(lease)) => {
+                        overdue = None;
                         self.failures = 0;
                         self.observe(lease);
                     }
@@ -155,7 +160,12 @@ impl Elector {
                     }
                     None => events = None,
                 },
-                () = sleep_until(wake) => {}
+                () = sleep_until(wake) => {
+                    if late.is_some_and(|late| late <= Instant::now()) {
+                        events = None;
+                        self.failed("watch", &"no answer");
+                    }
+                }
             }
         }
         self.release().await;

@@ -41,13 +41,19 @@ pub(super) fn held(base: Option<&Lease>, name: &str, me: &str, now: Timestamp, d
         Some(_) if !mine => before.lease_transitions.unwrap_or_default().saturating_add(1),
         _ => before.lease_transitions.unwrap_or_default(),
     };
+    // Others must see that it was renewed, also where a clock was set back or stands still.
+    let next = before
+        .renew_time
+        .as_ref()
+        .and_then(|MicroTime(at)| at.checked_add(jiff::Span::new().microseconds(1)).ok());
+    let renewed = next.filter(|next| mine && *next > now).unwrap_or(now);
     lease.spec = Some(LeaseSpec {
         acquire_time: if mine { before.acquire_time } else { Some(MicroTime(now)) },
         holder_identity: Some(me.to_owned()),
         // The configuration allows whole seconds up to two minutes.
         lease_duration_seconds: Some(i32::try_from(duration.as_secs()).unwrap_or(i32::MAX)),
         lease_transitions: Some(transitions),
-        renew_time: Some(MicroTime(now)),
+        renew_time: Some(MicroTime(renewed)),
         ..before
     });
     lease
@@ -85,6 +91,16 @@ mod tests {
         assert_eq!(read(&free, DURATION).holder, None);
         let taken = held(Some(&free), "l", "b", at(8), DURATION).spec.unwrap();
         assert_eq!((taken.acquire_time, taken.lease_transitions), (Some(MicroTime(at(8))), Some(1)));
+    }
+
+    #[test]
+    fn a_renewal_is_a_change_whatever_the_clock_does() {
+        let mut lease = held(None, "l", "a", at(100), DURATION);
+        for now in [100, 100, 50, 50, 101] {
+            let renewed = held(Some(&lease), "l", "a", at(now), DURATION);
+            assert_ne!(read(&renewed, DURATION).stamp, read(&lease, DURATION).stamp, "at {now}");
+            lease = renewed;
+        }
     }
 
     #[test]
