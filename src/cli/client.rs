@@ -10,6 +10,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
 use super::{CliError, cli_error};
+use crate::http::WARNING;
 use crate::http::api::Problem;
 
 /// A little longer than the agent takes for any answer.
@@ -28,7 +29,10 @@ pub(super) struct AgentArgs {
 impl AgentArgs {
     /// What the agent answers at `path` (with query).
     pub(super) fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, CliError> {
-        let (status, body) = block_on(self.fetch(path))??;
+        let (status, warning, body) = block_on(self.fetch(path))??;
+        if let Some(warning) = warning {
+            super::output::warn(&warning);
+        }
         let told = |e: serde_json::Error| CliError::Answer { url: self.agent.clone(), reason: e.to_string() };
         if status.is_success() {
             return serde_json::from_slice(&body).map_err(told);
@@ -43,7 +47,7 @@ impl AgentArgs {
         }
     }
 
-    async fn fetch(&self, path: &str) -> Result<(StatusCode, Chunk), CliError> {
+    async fn fetch(&self, path: &str) -> Result<(StatusCode, Option<String>, Chunk), CliError> {
         let uri: Uri = self.agent.trim_end_matches('/').parse().map_err(|_| self.bad_url())?;
         let (Some("http"), Some(host)) = (uri.scheme_str(), uri.host()) else { return Err(self.bad_url()) };
         let port = uri.port_u16().unwrap_or(80);
@@ -61,9 +65,11 @@ impl AgentArgs {
             let answer = async {
                 let response = sender.send_request(request).await.map_err(|e| e.to_string())?;
                 let status = response.status();
+                let warning =
+                    response.headers().get(WARNING).and_then(|w| w.to_str().ok()).map(str::to_owned);
                 let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
                 let body = body.map_err(|e| e.to_string())?;
-                Ok::<_, String>((status, body.to_bytes()))
+                Ok::<_, String>((status, warning, body.to_bytes()))
             };
             tokio::pin!(answer);
             // The connection is driven here, until the answer is there: no task outlives the question.

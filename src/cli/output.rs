@@ -68,3 +68,8 @@ pub(super) fn complain(error: &CliError) {
     // Nobody is left to be told where standard error is closed.
     let _ = writeln!(std::io::stderr().lock(), "union-csi: {error}");
 }
+
+/// Says on standard error what an answer lacks.
+pub(super) fn warn(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "union-csi: {text}");
+}

@@ -7,7 +7,7 @@ use super::{CliError, DONE, Format};
 use crate::domain::Bytes;
 use crate::domain::pool::{Media, PoolState, PoolView};
 use crate::domain::union::UnionKind;
-use crate::http::api::{Status, VolumeView};
+use crate::http::api::{Standing, Status, VolumeView};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -76,7 +76,23 @@ fn header(look: Look, status: &Status) -> String {
     let counted = format!("{} volume{s} of {}{attention}", volumes.total, draw::size(volumes.capacity));
     out.push_str(&counted);
     out.push('\n');
+    out.push_str(&standing(&status.standing));
     out
+}
+
+/// Who leads, in one line; nothing where there is only this node, or an older agent does not tell.
+fn standing(standing: &Standing) -> String {
+    if standing.store != "kubernetes" {
+        return String::new();
+    }
+    let leader = match (&standing.leader, standing.leads) {
+        (_, true) => "this node leads".to_owned(),
+        (Some(leader), false) => format!("{leader} leads"),
+        (None, false) if standing.mode == "node" => "this node never leads".to_owned(),
+        (None, false) => "nobody leads".to_owned(),
+    };
+    let mode = if standing.mode == "all" { String::new() } else { format!(", mode {}", standing.mode) };
+    format!("Kubernetes: {leader}{mode}\n")
 }
 
 /// A sentence that wants attention, on as many lines as it takes.

@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 pub use guard::Hosts;
 pub use openapi::document as openapi_document;
 pub use plan::answer as plan_answer;
+pub(crate) use routes::WARNING;
 pub use routes::router;
 pub use view::{Machine, View};
 

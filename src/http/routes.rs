@@ -10,6 +10,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use schemars::{Schema, SchemaGenerator};
+use serde::Serialize;
 
 use super::api::{NodeView, PlanAnswer, Problem, Readiness, Status, VolumeView};
 use super::guard::{Guard, check};
@@ -138,6 +139,27 @@ struct Stored {
     problems: Vec<String>,
 }
 
+/// Header of an answer that lacks what the store could not tell, with the reasons. The values of the API are lists, which
+/// have no place for it.
+pub(crate) const WARNING: &str = "union-csi-warning";
+
+impl Stored {
+    /// `body`, marked where it is only what this node knows.
+    fn answer(&self, body: impl Serialize) -> Response {
+        let mut response = Json(body).into_response();
+        if !self.problems.is_empty() {
+            let told = format!("only what this node knows: {}", self.problems.join("; "));
+            // A header holds no control characters; what is not ASCII is read as Latin-1 at worst.
+            let plain: String =
+                told.chars().map(|c| if c.is_ascii() && !c.is_ascii_control() { c } else { '?' }).collect();
+            if let Ok(value) = HeaderValue::from_str(&plain) {
+                response.headers_mut().insert(WARNING, value);
+            }
+        }
+        response
+    }
+}
+
 /// Bounds the wait for a store that is away, so that what this node knows by itself is still answered in time.
 const STORE_LIMIT: std::time::Duration = std::time::Duration::from_secs(3);
 
@@ -202,24 +224,25 @@ async fn status(State(view): Shared) -> Json<Status> {
     })
 }
 
-async fn nodes(State(view): Shared) -> Json<Vec<NodeView>> {
+async fn nodes(State(view): Shared) -> Response {
     let stored = stored(&view).await;
-    Json(node_views(&view, &stored))
+    stored.answer(node_views(&view, &stored))
 }
 
-async fn pools(State(view): Shared) -> Json<Vec<PoolView>> {
+async fn pools(State(view): Shared) -> Response {
     let stored = stored(&view).await;
-    Json(assemble::pools(&node_views(&view, &stored)))
+    stored.answer(assemble::pools(&node_views(&view, &stored)))
 }
 
-async fn volumes(State(view): Shared) -> Json<Vec<VolumeView>> {
-    Json(volume_views(&view).await.0)
+async fn volumes(State(view): Shared) -> Response {
+    let (volumes, stored) = volume_views(&view).await;
+    stored.answer(volumes)
 }
 
 async fn volume(State(view): Shared, Path(id): Path<String>) -> Response {
     let (volumes, stored) = volume_views(&view).await;
     match volumes.into_iter().find(|v| v.id.as_str() == id || (!id.is_empty() && v.request_name == id)) {
-        Some(volume) => Json(volume).into_response(),
+        Some(volume) => stored.answer(volume),
         None if stored.problems.is_empty() => {
             let told = format!("there is no volume {id:?}; /v1/volumes lists them");
             problem(StatusCode::NOT_FOUND, told, Vec::new())
@@ -235,7 +258,7 @@ async fn plan_route(State(view): Shared, Query(query): Query<Vec<(String, String
     let stored = stored(&view).await;
     let pools = assemble::pools(&node_views(&view, &stored));
     match plan::answer(&query, &pools) {
-        Ok(answer) => Json(answer).into_response(),
+        Ok(answer) => stored.answer(answer),
         Err(reasons) => {
             let told = "the query does not describe a volume".to_owned();
             problem(StatusCode::BAD_REQUEST, told, reasons)

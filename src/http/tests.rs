@@ -153,9 +153,18 @@ async fn this_node_answers_for_itself_when_the_store_is_away() {
     let status = ask_as(view.clone(), "localhost", "GET", "/v1/status").await.json();
     assert_eq!(status["pools"].as_array().unwrap().len(), 4);
     assert_eq!(status["volumes"]["mountedHere"], 2);
+    assert_eq!(status["standing"]["leader"], "attic");
     assert!(status["problems"][0].as_str().unwrap().contains("the store cannot be read"), "{status}");
     let volumes = ask_as(view.clone(), "localhost", "GET", "/v1/volumes").await.json();
     assert_eq!(volumes[1]["id"], "media");
+    for path in ["/v1/volumes", "/v1/nodes", "/v1/pools", "/v1/volumes/media", "/v1/plan?size=1Gi"] {
+        let answer = ask_as(view.clone(), "localhost", "GET", path).await;
+        assert_eq!(answer.status, StatusCode::OK, "{path}");
+        let warning =
+            answer.headers.get(WARNING).unwrap_or_else(|| panic!("{path} does not say that it is partial"));
+        assert!(warning.to_str().unwrap().contains("only what this node knows"), "{warning:?}");
+        assert!(ask(path).await.headers.get(WARNING).is_none(), "{path} is whole");
+    }
     let gone = ask_as(view, "localhost", "GET", "/v1/volumes/pvc-5d0e").await;
     assert_eq!(gone.status, StatusCode::SERVICE_UNAVAILABLE, "it may exist");
 }
