@@ -17,17 +17,17 @@ use crate::branch::{image, names};
 use crate::support::{Scratch, disk, node, run};
 
 /// No step of these tests takes a second; a machine that is this slow has stopped.
-const BOUND: Duration = Duration::from_secs(60);
+pub const BOUND: Duration = Duration::from_secs(60);
 
-struct Running {
-    store: Arc<dyn Store>,
-    executor: Arc<Executor>,
+pub struct Running {
+    pub store: Arc<dyn Store>,
+    pub executor: Arc<Executor>,
     shutdown: CancellationToken,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl Running {
-    fn start(scratch: &Scratch, store: &Arc<dyn Store>, disks: &[&Path]) -> Self {
+    pub fn start(scratch: &Scratch, store: &Arc<dyn Store>, disks: &[&Path]) -> Self {
         let node = node(scratch, &Host::new(), disks);
         let facts = NodeFacts {
             labels: [("zone".to_owned(), "a".to_owned())].into(),
@@ -47,7 +47,7 @@ impl Running {
         Self { store: store.clone(), executor, shutdown, task }
     }
 
-    async fn stop(self) {
+    pub async fn stop(self) {
         self.shutdown.cancel();
         tokio::time::timeout(BOUND, self.task).await.expect("it stops").expect("no panic");
     }
@@ -82,7 +82,7 @@ impl Running {
         self.until(id, &what, |b| b.is_some_and(|b| b.status.phase == phase)).await.expect("a branch")
     }
 
-    async fn pool_state(&self, state: PoolState) {
+    pub async fn pool_state(&self, state: PoolState) {
         let wait = async {
             loop {
                 let published = self.store.nodes().get("node-1").await.expect("read");
@@ -99,7 +99,7 @@ impl Running {
     }
 }
 
-fn local(scratch: &Scratch) -> Arc<dyn Store> {
+pub fn local(scratch: &Scratch) -> Arc<dyn Store> {
     Arc::new(LocalStore::open(&scratch.join("store")).expect("store"))
 }
 

@@ -10,6 +10,7 @@ mod branch;
 mod container;
 mod executor;
 mod faults;
+mod leaders;
 mod lifecycle;
 mod overhead;
 mod platform;
