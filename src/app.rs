@@ -114,6 +114,7 @@ async fn serve(config: Config) -> Result<(), AppError> {
         health: ground.health.clone(),
         traffic: ground.traffic.clone(),
         leadership,
+        registered: registered.subscribe(),
         mode: config.mode,
         has_pools: !config.pools.is_empty(),
     });

@@ -68,6 +68,11 @@ impl Agent {
 
     /// Starts the agent again on the same state, and waits until it is ready.
     pub fn restart(&mut self) {
+        self.restart_until("/readyz");
+    }
+
+    /// Starts the agent again on the same state, and waits until it answers with 200 there.
+    pub fn restart_until(&mut self, path: &str) {
         let log = fs::OpenOptions::new()
             .create(true)
             .append(true)
@@ -87,7 +92,7 @@ impl Agent {
             if let Some(status) = self.child.as_mut().and_then(|c| c.try_wait().ok().flatten()) {
                 panic!("the agent ended with {status}:\n{}", self.log_end());
             }
-            if self.get("/readyz").is_some() {
+            if self.get(path).is_some() {
                 return;
             }
             std::thread::sleep(Duration::from_millis(20));

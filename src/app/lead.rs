@@ -95,6 +95,8 @@ pub(super) async fn lead(
         let end = stop.child_token();
         let mut tasks = controllers.start(&claim, &end);
         let ended = tokio::select! {
+            // First, because the controllers end with it.
+            biased;
             () = stop.cancelled() => None,
             // Without an elector nothing is ever lost.
             Ok(_) = leadership.wait_for(|now| now.claim.is_none() || now.terms != number) => None,
@@ -122,3 +124,6 @@ async fn finish(tasks: &mut JoinSet<Ended>) {
         tasks.shutdown().await;
     }
 }
+
+#[cfg(test)]
+mod tests;

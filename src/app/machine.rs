@@ -11,6 +11,7 @@ use crate::config::Mode;
 use crate::controllers::lease::Leadership;
 use crate::controllers::splitter::SplitterCounters;
 use crate::csi::counters::CsiCounters;
+use crate::csi::registration::RegistrationState;
 use crate::domain::pool::PoolReport;
 use crate::http::Machine;
 use crate::http::api::Standing;
@@ -29,6 +30,7 @@ pub(super) struct LocalMachine {
     pub(super) health: Arc<dyn Health>,
     pub(super) traffic: Option<Arc<Traffic>>,
     pub(super) leadership: watch::Receiver<Leadership>,
+    pub(super) registered: watch::Receiver<RegistrationState>,
     pub(super) mode: Mode,
     pub(super) has_pools: bool,
 }
@@ -62,6 +64,9 @@ impl Machine for LocalMachine {
             }
         }
         problems.extend(self.leadership.borrow().problem.clone());
+        if let RegistrationState::Failed { reason } = &*self.registered.borrow() {
+            problems.push(reason.clone());
+        }
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 

@@ -1,6 +1,7 @@
 //! A volume's life as its users see it: the real agent, its socket, real files.
 
 mod access;
+mod away;
 mod inline;
 mod room;
 mod space;
