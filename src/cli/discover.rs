@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::draw;
 use super::output::Out;
+use super::place::PlaceArgs;
 use super::{CliError, DONE, Format};
 use crate::config::{self, Overrides};
 use crate::domain::pool::Enforcement;
@@ -23,10 +24,13 @@ pub(super) struct Args {
     /// How to answer
     #[arg(long, short, value_enum, default_value_t)]
     output: Format,
+    #[command(flatten)]
+    place: PlaceArgs,
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
-    let config = config::load(args.config.as_deref(), &Overrides::default())?;
+    let surroundings = args.place.enter(args.config.as_deref(), None)?;
+    let config = config::load_at(&surroundings, args.config.as_deref(), &Overrides::default())?;
     let found = discover(&Host::new(), &config.pools).map_err(|source| CliError::Host { source })?;
     match args.output {
         Format::Text => out.print(&yaml(&found))?,

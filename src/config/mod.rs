@@ -90,10 +90,12 @@ impl Config {
         self.state_dir.join("staging")
     }
 
-    /// Every directory below which staging and target paths may lie: the configured ones and [`Config::staging_dir`].
+    /// Every directory below which staging and target paths may lie: the configured ones, [`Config::staging_dir`], and with
+    /// Kubernetes the kubelet's, without which nothing could be mounted.
     #[must_use]
     pub fn target_roots(&self) -> Vec<PathBuf> {
-        self.allowed_targets.iter().cloned().chain([self.staging_dir()]).collect()
+        let kubelet = self.kubernetes.as_ref().map(|cluster| cluster.kubelet_dir.clone());
+        self.allowed_targets.iter().cloned().chain([self.staging_dir()]).chain(kubelet).collect()
     }
 }
 

@@ -217,6 +217,8 @@ fn with_kubernetes_the_socket_and_the_mounts_are_where_the_kubelet_looks() {
     );
     let set = in_pod("csi: {endpoint: unix:///run/u.sock}\n");
     assert_eq!(set.csi_socket, Path::new("/run/u.sock"));
+    let elsewhere = in_pod("kubernetes: {kubeletDir: /k}\ncsi: {allowedTargets: [/srv]}\n");
+    assert!(elsewhere.target_roots().contains(&"/k".into()), "{:?}", elsewhere.target_roots());
     let long = format!("kubernetes: {{kubeconfig: /k, kubeletDir: /{}}}\n", "x".repeat(90));
     assert!(
         faults(&long).contains("agent.yaml:1: kubernetes.kubeletDir: the socket's path has"),
