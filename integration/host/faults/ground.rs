@@ -39,11 +39,16 @@ impl Ground {
     }
 
     pub(super) fn on(scratch: Scratch, count: usize, mib: u64) -> Self {
+        Self::with(scratch, count, mib, "")
+    }
+
+    /// The same, with YAML for the agent.
+    pub(super) fn with(scratch: Scratch, count: usize, mib: u64, extra: &str) -> Self {
         let disks: Vec<_> = (0..count).map(|i| disk(&scratch, &format!("disk{i}"), "ext4", mib)).collect();
         let pools: Vec<_> =
             disks.iter().enumerate().map(|(i, d)| (format!("disk{i}"), d.join("pool"))).collect();
         pools.iter().for_each(|(_, p)| fs::create_dir(p).expect("a pool directory"));
-        let agent = Agent::start(Path::new(PROGRAM), scratch.path(), &pools, "");
+        let agent = Agent::start(Path::new(PROGRAM), scratch.path(), &pools, extra);
         Self { agent, disks, scratch }
     }
 

@@ -294,6 +294,8 @@ fn run(
     mut jobs: mpsc::Receiver<Box<dyn Job>>,
     shelves: &[Arc<dyn Staged>],
 ) {
+    // After one failure redb refuses all that follows without saying why: the reason is that of the first.
+    let mut broken: Option<String> = None;
     while let Some(first) = jobs.blocking_recv() {
         let mut batch = vec![first];
         while batch.len() < BATCH
@@ -307,7 +309,10 @@ fn run(
                 batch.into_iter().for_each(|job| job.settle(None));
             }
             Err(e) => {
-                let reason = e.to_string();
+                let reason = match (&e, &broken) {
+                    (redb::Error::PreviousIo, Some(first)) => first.clone(),
+                    _ => broken.insert(e.to_string()).clone(),
+                };
                 tracing::error!(file = %path.display(), reason, "writing the store failed");
                 shelves.iter().for_each(|shelf| shelf.discard());
                 batch.into_iter().for_each(|job| job.settle(Some((path, &reason))));
