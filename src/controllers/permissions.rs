@@ -103,7 +103,7 @@ pub const PERMISSIONS: &[Permission] = &[
         group: "",
         resources: &["persistentvolumes"],
         names: &[],
-        verbs: &["list", "watch", "create", "patch", "delete"],
+        verbs: &["get", "list", "watch", "create", "patch", "delete"],
         why: "The provisioner makes and removes them; the attacher guards those that are attached with its finalizer.",
     },
     Permission {
@@ -111,7 +111,7 @@ pub const PERMISSIONS: &[Permission] = &[
         group: "",
         resources: &["persistentvolumeclaims"],
         names: &[],
-        verbs: &["list", "watch", "patch"],
+        verbs: &["get", "list", "watch", "patch"],
         why: "What is asked for; where the chosen node has no room, the claim is given back to the scheduler.",
     },
     Permission {

@@ -1,1 +1,9 @@
 //! Tests on a whole cluster, each with real kubelets and pods: `integration/kube/run --nodes 3 -- cargo test --test kube`.
+
+mod disturbed;
+mod install;
+mod life;
+mod pods;
+mod refusals;
+mod room;
+mod support;
