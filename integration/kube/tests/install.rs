@@ -25,10 +25,13 @@ pub fn driver() {
     let overlay = overlay();
     for definition in union_csi::store::kubernetes::crds() {
         let text = serde_json::to_string(&definition).expect("a definition");
-        must(try_kubectl(&["apply", "--server-side", "-f", "-"], Some(&text)));
+        must(try_kubectl(&["apply", "--server-side", "--force-conflicts", "-f", "-"], Some(&text)));
     }
     must(try_kubectl(&["wait", "--for=condition=Established", "crd", "--all", "--timeout=60s"], None));
-    must(try_kubectl(&["apply", "--server-side", "-k", &overlay.display().to_string()], None));
+    must(try_kubectl(
+        &["apply", "--server-side", "--force-conflicts", "-k", &overlay.display().to_string()],
+        None,
+    ));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let client = runtime.block_on(async { Client::try_default().await }).expect("a client");
     wait_for_agents(&client, &runtime);

@@ -3,6 +3,8 @@
 mod disturbed;
 mod install;
 mod life;
+mod lost_node;
+mod objects;
 mod pods;
 mod refusals;
 mod room;
