@@ -13,6 +13,7 @@ use k8s_openapi::api::authorization::v1::{
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::PostParams;
 use kube::{Api, Client, Config};
+use serde_json::json;
 use tokio::sync::OnceCell;
 use union_csi::controllers::permissions::{PERMISSIONS, Permission, Scope};
 
@@ -167,6 +168,39 @@ async fn the_records_of_all_volumes_are_not_deleted_in_passing() {
         None,
         "others' are not guarded"
     );
+}
+
+#[tokio::test]
+async fn a_volume_is_not_deleted_by_its_record_unless_that_is_meant() {
+    installed().await;
+    let split = json!({
+        "apiVersion": "union.io/v1alpha1", "kind": "VolumeSplit",
+        "metadata": {"name": "kept", "namespace": OWN},
+        "spec": {"volume": "kept", "requestName": "kept", "capacity": 1 << 30, "accessModes": ["SingleNodeWriter"]}
+    });
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), split.to_string()).expect("written");
+    done(&["apply", "-f", file.path().to_str().expect("a path")]);
+    let delete = ["delete", "volumesplit", "kept", "-n", OWN, "--dry-run=server"];
+    let mut said = None;
+    for _ in 0..120 {
+        said = refused(&delete);
+        if said.is_some() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+    let said = said.expect("it is not deleted");
+    assert!(
+        said.contains("delete its claim instead") && said.contains("union.io/delete-volume=yes"),
+        "{said}"
+    );
+    let program = format!("system:serviceaccount:{OWN}:union-csi");
+    let by_the_program = [&delete[..], &["--as", &program]].concat();
+    assert_eq!(refused(&by_the_program), None, "the program deletes volumes");
+    done(&["annotate", "volumesplit", "kept", "-n", OWN, "union.io/delete-volume=yes"]);
+    assert_eq!(refused(&delete), None, "it is meant now");
+    done(&["delete", "volumesplit", "kept", "-n", OWN]);
 }
 
 async fn may(

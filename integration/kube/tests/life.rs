@@ -188,5 +188,7 @@ fn a_volume_of_a_class_that_retains_stays_with_its_files() {
         world.block_on(api.get_opt(&name)).ok()?.is_none().then_some(())
     });
     assert!(world.splits().iter().any(|s| s.meta.name == split.meta.name && s.meta.deleting.is_none()));
-    crate::support::kubectl(&["delete", "-n", "union", "volumesplit", &split.meta.name, "--timeout=60s"]);
+    let named = ["-n", "union", "volumesplit", &split.meta.name];
+    crate::support::kubectl(&[&["annotate"], &named[..], &["union.io/delete-volume=yes"]].concat());
+    crate::support::kubectl(&[&["delete"], &named[..], &["--timeout=60s"]].concat());
 }
