@@ -311,7 +311,7 @@ maxVolumes: 50
 	if agent["image"] != "registry.example/union-csi:9.9.9" || spec["tolerations"] != nil ||
 		spec["priorityClassName"] != "high" || dig(spec, "nodeSelector", "disk") != "big" ||
 		dig(daemons, "spec", "template", "metadata", "labels", "c") != "d" ||
-		dig(daemons, "spec", "template", "metadata", "annotations", "a") != "b" || len(agent["env"].([]any)) != 2 ||
+		dig(daemons, "spec", "template", "metadata", "annotations", "a") != "b" || len(agent["env"].([]any)) != 3 ||
 		dig(agent, "resources", "limits") != nil || len(spec["imagePullSecrets"].([]any)) != 1 {
 		t.Errorf("the DaemonSet is %v", daemons)
 	}

@@ -32,7 +32,14 @@ fn objects_deleted_by_hand_in_any_order_take_no_files_from_a_running_pod_and_lea
                 kubectl(&["delete", kind, object, "-n", namespace, "--wait=false"]);
             };
             match *kind {
-                "volumesplit" => delete(&volume, DRIVER_NAMESPACE),
+                "volumesplit" => {
+                    let named = ["volumesplit", &volume, "-n", DRIVER_NAMESPACE];
+                    let said =
+                        try_kubectl(&[&["delete"], &named[..]].concat(), None).expect_err("not in passing");
+                    assert!(said.contains("delete its claim instead"), "{said}");
+                    kubectl(&[&["annotate"], &named[..], &["union.io/delete-volume=yes"]].concat());
+                    delete(&volume, DRIVER_NAMESPACE);
+                }
                 "branch" => delete(&format!("{volume}-0"), DRIVER_NAMESPACE),
                 "pv" => kubectl(&["delete", "pv", &persistent, "--wait=false"]).clear(),
                 _ => delete(&name, &world.namespace),
