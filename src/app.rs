@@ -45,7 +45,7 @@ use node::{Node, ephemeral_dir};
 use tasks::Tasks;
 use traffic::Traffic;
 
-pub use cluster::ClusterError;
+pub use cluster::{ClusterError, operator};
 pub use error::AppError;
 
 /// Threads for asynchronous work: an agent waits far more than it computes, and each thread costs memory.
@@ -61,7 +61,7 @@ const BLOCKING_IDLE: Duration = Duration::from_secs(10);
 const RECORDS: [&str; 2] = ["unions", "pools"];
 
 /// Field manager of the store's objects; the same for every instance.
-const FIELD_MANAGER: &str = "union-csi";
+pub const FIELD_MANAGER: &str = "union-csi";
 
 /// Runs the agent until SIGTERM or SIGINT.
 ///

@@ -56,6 +56,16 @@ pub enum ClusterError {
         /// Why.
         source: InvalidUri,
     },
+    /// Nothing tells of a cluster.
+    #[snafu(display(
+        "no Kubernetes cluster is known here ({source}): name one with --kubeconfig. On a machine with the embedded store there \
+         is nothing to do this for: it knows one node only, itself"
+    ))]
+    NoCluster {
+        /// Why.
+        #[snafu(source(from(kube::config::InferConfigError, Box::new)))]
+        source: Box<kube::config::InferConfigError>,
+    },
     /// What is known does not make a client.
     #[snafu(display("the API server cannot be reached as it is configured: {source}"))]
     Client {
@@ -83,6 +93,20 @@ pub(super) async fn connect(settings: &KubernetesSettings) -> Result<(Client, Ar
     let builder = ClientBuilder::try_from(config).context(cluster_error::ClientSnafu)?;
     let client = builder.with_layer(&TrafficLayer { traffic: traffic.clone() }).build();
     Ok((client, traffic))
+}
+
+/// A client for an operator's command: of this kubeconfig, else as kubectl finds one, else of the pod's account.
+///
+/// # Errors
+/// See [`ClusterError`].
+pub async fn operator(kubeconfig: Option<&Path>) -> Result<Client, ClusterError> {
+    let mut config = match kubeconfig {
+        Some(path) => of_file(path).await?,
+        None => kube::Config::infer().await.context(cluster_error::NoClusterSnafu)?,
+    };
+    config.connect_timeout = Some(CONNECT);
+    config.headers.push((header::USER_AGENT, HeaderValue::from_static(USER_AGENT)));
+    Client::try_from(config).context(cluster_error::ClientSnafu)
 }
 
 async fn of_file(path: &Path) -> Result<kube::Config, ClusterError> {

@@ -11,6 +11,7 @@ mod crds;
 mod discover;
 mod doctor;
 mod draw;
+mod forget_node;
 mod merge;
 mod output;
 mod place;
@@ -77,6 +78,8 @@ enum Command {
     CheckConfig(check_config::Args),
     /// Print the CustomResourceDefinitions for a Kubernetes cluster.
     Crds(crds::Args),
+    /// Give up a node of a cluster that is gone for good, and the files on it.
+    ForgetNode(forget_node::Args),
 }
 
 /// How a command answers.
@@ -104,6 +107,18 @@ pub(crate) enum CliError {
     Agent {
         /// Why, and what to do.
         source: crate::app::AppError,
+    },
+    /// No cluster is known.
+    #[snafu(display("{source}"), context(false))]
+    Cluster {
+        /// Why, and what to do.
+        source: crate::app::ClusterError,
+    },
+    /// The node was not forgotten.
+    #[snafu(display("{source}"), context(false))]
+    Forget {
+        /// Why, and what to do.
+        source: crate::controllers::orphans::forget::act::ForgetError,
     },
     /// The host of this container cannot be entered.
     #[snafu(display("{source}"), context(false))]
@@ -205,6 +220,8 @@ impl CliError {
             Self::Config { .. } | Self::Usage { .. } | Self::Question { .. } => USAGE,
             Self::Call { full: true, .. } => INFEASIBLE,
             Self::Agent { .. }
+            | Self::Cluster { .. }
+            | Self::Forget { .. }
             | Self::Host { .. }
             | Self::Place { .. }
             | Self::Union { .. }
@@ -268,6 +285,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<u8, CliError> {
         Command::Doctor(args) => doctor::run(&args, out),
         Command::CheckConfig(args) => check_config::run(&args, out),
         Command::Crds(args) => crds::run(&args, out),
+        Command::ForgetNode(args) => forget_node::run(&args, out),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Finds what no claim needs any more, and tells of it; deletes nothing.
 
+pub mod forget;
+
 use std::sync::Arc;
 
 use jiff::Timestamp;

@@ -42,6 +42,7 @@ use figures::count;
 pub use figures::{SplitterCounters, SplitterFigures};
 use index::{Index, PoolKey};
 use room::Room;
+pub(super) use room::{SILENCE, is_silent};
 
 /// Volumes whose writes may be under way at once: a few of the embedded store's batches, and far less than what an API
 /// server accepts from one client.

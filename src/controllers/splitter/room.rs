@@ -11,7 +11,7 @@ use crate::domain::pool::PoolView;
 
 /// A node that published nothing for this long has no agent that runs: three of its heartbeats, and far more than clocks
 /// of a cluster differ by.
-pub(super) const SILENCE: Duration = Duration::from_secs(15 * 60);
+pub(in crate::controllers) const SILENCE: Duration = Duration::from_secs(15 * 60);
 
 /// A branch that was not bound for this long after it was asked for, because its node fails to make it or is silent, is
 /// planned anew where another place exists: far more than the slowest disk takes.
@@ -39,7 +39,7 @@ pub(super) struct Room<'a> {
 
 impl Room<'_> {
     /// Whether the node published nothing for so long that its agent cannot run.
-    pub(super) fn is_silent(&self, node: &NodeName, now: Timestamp) -> bool {
+    pub(in crate::controllers) fn is_silent(&self, node: &NodeName, now: Timestamp) -> bool {
         is_silent(self.heartbeat(node), now)
     }
 
@@ -55,7 +55,7 @@ impl Room<'_> {
 
 /// Whether a node that published last at `heartbeat` has been silent for too long. One whose heartbeat is not known is
 /// not.
-pub(super) fn is_silent(heartbeat: Option<Timestamp>, now: Timestamp) -> bool {
+pub(in crate::controllers) fn is_silent(heartbeat: Option<Timestamp>, now: Timestamp) -> bool {
     heartbeat.and_then(|at| after(at, SILENCE)).is_some_and(|end| end <= now)
 }
 

@@ -102,11 +102,11 @@ impl Bench {
         self.tasks.spawn(provisioner.run(CancellationToken::new()))
     }
 
-    /// A node that reports pools of these GiB and admits branches.
-    pub async fn node(&mut self, name: &str, pools: &[(&str, u64)]) {
+    /// A node that reports pools of these GiB and admits branches, until it is killed by the handle.
+    pub async fn node(&mut self, name: &str, pools: &[(&str, u64)]) -> AbortHandle {
         let name = self.node_name(name);
         self.report(&name, pools).await;
-        self.tasks.spawn(admit(self.store.clone(), name));
+        self.tasks.spawn(admit(self.store.clone(), name))
     }
 
     /// Nodes are of the whole cluster: each test has its own.

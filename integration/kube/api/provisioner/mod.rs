@@ -1,6 +1,6 @@
 //! The provisioner on a real API server with the real controller manager.
 
-mod bench;
+pub mod bench;
 mod trouble;
 
 use serde_json::json;
