@@ -36,10 +36,10 @@ async fn forget(bench: &Bench, node: &str, more: &[&str]) -> (Option<i32>, Strin
 
 /// The node's last report is an hour old.
 async fn silence(bench: &Bench, node: &str) {
-    let there = bench.store.nodes().get(node).await.unwrap().unwrap();
+    let there = bench.store.nodes().get(node).await.expect("an answer").expect("it is there");
     let mut status = there.status.clone();
-    status.heartbeat = Some(Timestamp::now().checked_sub(SignedDuration::from_hours(1)).unwrap());
-    bench.store.nodes().update_status(StorageNode { status, ..there }).await.unwrap();
+    status.heartbeat = Some(Timestamp::now().checked_sub(SignedDuration::from_hours(1)).expect("a time"));
+    bench.store.nodes().update_status(StorageNode { status, ..there }).await.expect("written");
 }
 
 fn has_lost(split: Option<&VolumeSplit>) -> bool {
