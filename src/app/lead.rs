@@ -17,7 +17,7 @@ use crate::controllers::cluster::Cluster;
 use crate::controllers::lease::{Claim, Elector, Guarded, Leadership, identity};
 use crate::controllers::orphans::OrphanScan;
 use crate::controllers::provisioner::Provisioner;
-use crate::controllers::splitter::{Splitter, SplitterCounters};
+use crate::controllers::splitter::{Rooms, Splitter, SplitterCounters};
 use crate::domain::NodeName;
 use crate::store::Store;
 
@@ -41,14 +41,18 @@ impl Controllers {
         let store: Arc<dyn Store> = Arc::new(Guarded::new(&self.store, claim));
         let mut tasks = JoinSet::new();
         let splitter = Splitter::new(store.clone(), Timestamp::now).counting(self.splits.clone());
-        spawn(&mut tasks, "the splitter", splitter.run(stop.clone()));
-        let Some((client, namespace)) = &self.cluster else { return tasks };
+        let Some((client, namespace)) = &self.cluster else {
+            spawn(&mut tasks, "the splitter", splitter.run(stop.clone()));
+            return tasks;
+        };
+        let rooms = Rooms::default();
+        spawn(&mut tasks, "the splitter", splitter.telling(rooms.clone()).run(stop.clone()));
         let cluster = Cluster { client: client.clone(), namespace: namespace.clone(), claim: claim.clone() };
         let provisioner = Provisioner::new(cluster.clone(), store.clone(), Timestamp::now);
         spawn(&mut tasks, "the provisioner", provisioner.run(stop.clone()));
         let attacher = Attacher::new(cluster.clone(), store.clone(), Timestamp::now);
         spawn(&mut tasks, "the attacher", attacher.run(stop.clone()));
-        let capacity = CapacityPublisher::new(cluster.clone(), store.clone(), Timestamp::now);
+        let capacity = CapacityPublisher::new(cluster.clone(), rooms, Timestamp::now);
         spawn(&mut tasks, "the capacity publisher", capacity.run(stop.clone()));
         let orphans = OrphanScan::new(cluster, store, Timestamp::now);
         spawn(&mut tasks, "the orphan scan", orphans.run(stop.clone()));

@@ -6,6 +6,7 @@
 
 pub mod attacher;
 pub mod capacity;
+mod class;
 pub mod cluster;
 mod events;
 pub mod lease;

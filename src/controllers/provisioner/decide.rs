@@ -13,9 +13,10 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::PersistentVolume;
 
-use super::objects::{Claim, ClaimRef, Class, Split, Standing, Volume, wish};
+use super::objects::{Claim, ClaimRef, Split, Standing, Volume, wish};
 use super::persistent_volume::persistent_volume;
 use super::wanted::{Wanted, wanted};
+use crate::controllers::class::Class;
 use crate::controllers::events::Notice;
 use crate::store::object::VolumeSplitSpec;
 

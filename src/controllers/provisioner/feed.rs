@@ -7,7 +7,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::{Api, ResourceExt};
 
-use super::objects::{Claim, Class, Split, Volume, volume_name};
+use super::objects::{Claim, Split, Volume, volume_name};
+use crate::controllers::class::Class;
 use crate::controllers::cluster::Cluster;
 use crate::controllers::watch::{Told, stored, watched};
 use crate::store::Store;

@@ -3,7 +3,8 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::decide::Seen;
-use super::objects::{Claim, Class, Split, Volume};
+use super::objects::{Claim, Split, Volume};
+use crate::controllers::class::Class;
 use crate::store::object::Version;
 
 #[derive(Debug, Default)]

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use k8s_openapi::api::core::v1::{
-    ObjectReference, PersistentVolume, PersistentVolumeClaim, TopologySelectorTerm,
-};
-use k8s_openapi::api::storage::v1::StorageClass;
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 
 use super::words;
+use crate::controllers::class::DELETE;
 use crate::controllers::cluster::DRIVER;
 use crate::domain::{Bytes, NodeName};
 use crate::store::object::{Meta, Version, VolumeSplit, VolumeSplitSpec, condition, pending};
@@ -141,39 +139,6 @@ impl Claim {
         })
     }
 }
-
-/// A StorageClass of this driver.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Class {
-    pub(super) name: String,
-    pub(super) parameters: BTreeMap<String, String>,
-    pub(super) reclaim_policy: String,
-    pub(super) mount_options: Vec<String>,
-    /// WaitForFirstConsumer.
-    pub(super) delayed: bool,
-    pub(super) topologies: Vec<Vec<(String, Vec<String>)>>,
-}
-
-impl Class {
-    /// What is kept of a class; nothing of one that is not this driver's.
-    pub(super) fn read(class: StorageClass) -> Option<Self> {
-        (class.provisioner == DRIVER).then(|| Self {
-            name: class.metadata.name.unwrap_or_default(),
-            parameters: class.parameters.unwrap_or_default(),
-            reclaim_policy: class.reclaim_policy.unwrap_or_else(|| DELETE.to_owned()),
-            mount_options: class.mount_options.unwrap_or_default(),
-            delayed: class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer"),
-            topologies: class.allowed_topologies.unwrap_or_default().into_iter().map(term).collect(),
-        })
-    }
-}
-
-fn term(term: TopologySelectorTerm) -> Vec<(String, Vec<String>)> {
-    term.match_label_expressions.unwrap_or_default().into_iter().map(|e| (e.key, e.values)).collect()
-}
-
-/// The reclaim policy under which a volume goes with its claim.
-pub(super) const DELETE: &str = "Delete";
 
 /// Where a PersistentVolume is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::objects::{Claim, Class, PROTECTION, PROVISIONED_BY};
+use super::objects::{Claim, PROTECTION, PROVISIONED_BY};
 use super::wanted::Wanted;
+use crate::controllers::class::Class;
 use crate::controllers::cluster::{DRIVER, TOPOLOGY_KEY};
 use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName};

@@ -14,8 +14,9 @@ use serde_json::json;
 use super::decide::{About, Action, Decision, decide};
 use super::index::Index;
 use super::objects::{
-    Claim, Class, LABEL_CLAIM, LABEL_RETAINED, PROTECTION, PROVISIONED_BY, SELECTED_NODE, Split, Volume,
+    Claim, LABEL_CLAIM, LABEL_RETAINED, PROTECTION, PROVISIONED_BY, SELECTED_NODE, Split, Volume,
 };
+use crate::controllers::class::Class;
 use crate::controllers::cluster::{DRIVER, TOPOLOGY_KEY};
 use crate::controllers::events::Severity;
 use crate::domain::Bytes;

@@ -1,20 +1,11 @@
 //! From a claim and its class to the volume that shall exist.
 
-use std::collections::BTreeSet;
-
-use super::objects::{Ask, Claim, Class, volume_name};
-use crate::controllers::cluster::TOPOLOGY_KEY;
-use crate::domain::policy::{CLAIM_KEYS, CLAIM_NAME_KEY, CLAIM_NAMESPACE_KEY, Policy};
+use super::objects::{Ask, Claim, volume_name};
+use crate::controllers::class::Class;
+use crate::domain::policy::{CLAIM_NAME_KEY, CLAIM_NAMESPACE_KEY};
 use crate::domain::volume::{AccessMode, VolumeMode, mount_flags};
 use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::store::object::VolumeSplitSpec;
-
-/// What Kubernetes keeps for itself among a class's parameters
-/// (<https://kubernetes-csi.github.io/docs/external-provisioner.html>).
-const RESERVED: &str = "csi.storage.k8s.io/";
-
-/// The one reserved parameter of a class that means something to this driver.
-const FS_TYPE: &str = "csi.storage.k8s.io/fstype";
 
 /// What shall exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +33,7 @@ pub(super) fn wanted(claim: &Claim, class: &Class) -> Result<Wanted, String> {
             other => format!("{other}: not supported by this version; remove it"),
         });
     }
-    let (policy, mut parameters) = parameters(class)?;
+    let (policy, mut parameters) = class.policy()?;
     parameters.insert(CLAIM_NAMESPACE_KEY.to_owned(), claim.at.namespace.clone());
     parameters.insert(CLAIM_NAME_KEY.to_owned(), claim.at.name.clone());
     let volume_mode = match ask.volume_mode.as_deref() {
@@ -60,7 +51,7 @@ pub(super) fn wanted(claim: &Claim, class: &Class) -> Result<Wanted, String> {
     }
     let (capacity, limit) = sizes(ask)?;
     let request_name = volume_name(&claim.at.uid);
-    let topology = topology(class)?;
+    let topology = class.nodes()?;
     let consumer = match &claim.selected_node {
         Some(node) if class.delayed => {
             let node: NodeName = node.parse().map_err(|e| format!("the selected node: {e}"))?;
@@ -93,33 +84,6 @@ pub(super) fn wanted(claim: &Claim, class: &Class) -> Result<Wanted, String> {
             used: false,
         },
     })
-}
-
-fn parameters(class: &Class) -> Result<(Policy, std::collections::BTreeMap<String, String>), String> {
-    let name = &class.name;
-    let mut kept = class.parameters.clone();
-    kept.retain(|key, _| !CLAIM_KEYS.contains(&key.as_str()));
-    let mut faults: Vec<String> = kept
-        .keys()
-        .filter(|key| key.starts_with(RESERVED) && key.as_str() != FS_TYPE)
-        .map(|key| {
-            if key.contains("-secret-") {
-                format!("parameter {key}: this driver uses no secrets, remove it")
-            } else {
-                format!("parameter {key} is not known: what begins with {RESERVED} is Kubernetes' own")
-            }
-        })
-        .collect();
-    match Policy::parse(&kept) {
-        Ok(policy) if faults.is_empty() => Ok((policy, kept)),
-        parsed => {
-            faults.extend(parsed.err().into_iter().flatten().map(|fault| fault.to_string()));
-            Err(format!(
-                "StorageClass {name}: {}; a class cannot be changed, delete it and make it anew",
-                faults.join("; ")
-            ))
-        }
-    }
 }
 
 fn sizes(ask: &Ask) -> Result<(Bytes, Option<Bytes>), String> {
@@ -166,35 +130,4 @@ fn access_modes(ask: &Ask) -> Result<Vec<AccessMode>, String> {
     modes.sort_unstable();
     modes.dedup();
     Ok(modes)
-}
-
-/// The nodes that `allowedTopologies` name; none: any. One term must hold, all of its expressions together.
-fn topology(class: &Class) -> Result<Vec<NodeName>, String> {
-    let name = &class.name;
-    let mut allowed = BTreeSet::new();
-    for term in &class.topologies {
-        let mut of_term: Option<BTreeSet<&String>> = None;
-        for (key, values) in term {
-            if key != TOPOLOGY_KEY {
-                return Err(format!(
-                    "StorageClass {name}: allowedTopologies: key {key} is not one of this driver, whose volumes are tied to \
-                     nodes: use {TOPOLOGY_KEY} with names of nodes, or the parameter nodeSelector with labels"
-                ));
-            }
-            let values: BTreeSet<&String> = values.iter().collect();
-            of_term = Some(match of_term {
-                None => values,
-                Some(before) => before.intersection(&values).copied().collect(),
-            });
-        }
-        for node in of_term.unwrap_or_default() {
-            let node: NodeName =
-                node.parse().map_err(|e| format!("StorageClass {name}: allowedTopologies: {e}"))?;
-            allowed.insert(node);
-        }
-    }
-    if allowed.is_empty() && !class.topologies.is_empty() {
-        return Err(format!("StorageClass {name}: allowedTopologies allow no node at all"));
-    }
-    Ok(allowed.into_iter().collect())
 }

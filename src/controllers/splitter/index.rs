@@ -17,7 +17,7 @@
 //! - files of branches that no object tells of (a store restored from a backup) are taken for foreign data. What they may
 //!   still grow by is known to their node only, which is why it has the last word on admission.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::room::{NodeRoom, Nodes, is_silent};
@@ -71,6 +71,8 @@ pub(super) struct Index {
     nodes: BTreeMap<NodeName, StorageNode>,
     /// What can still be promised of each of them: kept, because many volumes ask between two changes.
     room: Nodes,
+    /// Nodes whose room is another than when that was last asked.
+    changed: BTreeSet<NodeName>,
     /// Branch id to who claims room for it.
     claims: HashMap<String, Claim>,
     promised: HashMap<Arc<PoolKey>, Bytes>,
@@ -120,6 +122,12 @@ impl Index {
     /// True once after there came to be more room, or another pool, than before.
     pub(super) fn take_grew(&mut self) -> bool {
         std::mem::take(&mut self.grew)
+    }
+
+    /// The nodes whose room changed since this was last asked, as it is now; nothing of one that is gone.
+    pub(super) fn take_changed(&mut self) -> BTreeMap<NodeName, Option<NodeRoom>> {
+        let changed = std::mem::take(&mut self.changed).into_iter();
+        changed.map(|name| (name.clone(), self.room.get(&name).cloned())).collect()
     }
 
     /// Takes what an event told.
@@ -227,6 +235,7 @@ impl Index {
     pub(super) fn remove_node(&mut self, name: &NodeName) {
         self.nodes.remove(name);
         self.room.remove(name);
+        self.changed.insert(name.clone());
     }
 
     /// Counts a plan that is about to be written.
@@ -293,6 +302,7 @@ impl Index {
             |pool: &PoolName| self.promised.get(&(name.clone(), pool.clone())).copied().unwrap_or_default();
         let room = NodeRoom { pools: pools_of(node, promised), heartbeat: node.status.heartbeat };
         self.room.insert(name.clone(), room);
+        self.changed.insert(name.clone());
     }
 }
 

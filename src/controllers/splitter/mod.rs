@@ -17,6 +17,7 @@ mod figures;
 mod index;
 mod planning;
 mod room;
+mod rooms;
 mod status;
 
 #[cfg(test)]
@@ -42,7 +43,8 @@ use figures::count;
 pub use figures::{SplitterCounters, SplitterFigures};
 use index::{Index, PoolKey};
 use room::Room;
-pub(super) use room::{SILENCE, is_silent};
+pub(super) use room::{NodeRoom, SILENCE, is_silent, silent_from};
+pub use rooms::Rooms;
 
 /// Volumes whose writes may be under way at once: a few of the embedded store's batches, and far less than what an API
 /// server accepts from one client.
@@ -71,6 +73,8 @@ pub struct Splitter {
     refusals: HashMap<String, HashMap<PoolKey, (u32, Instant)>>,
     /// Orphans that were reported.
     orphans: HashSet<String>,
+    /// Who is told of the room of nodes.
+    rooms: Option<Rooms>,
 }
 
 /// What happened to a volume while its writes were under way.
@@ -98,7 +102,14 @@ impl Splitter {
             ask_waiting: Instant::now(),
             refusals: HashMap::new(),
             orphans: HashSet::new(),
+            rooms: None,
         }
+    }
+
+    /// The same, telling `rooms` what can still be promised of each node.
+    #[must_use]
+    pub fn telling(self, rooms: Rooms) -> Self {
+        Self { rooms: Some(rooms), ..self }
     }
 
     /// The same, counting on in `counters`, which then also tell of earlier splitters.
@@ -161,6 +172,9 @@ impl Splitter {
                 && let Some(volume) = self.queue.pop(Instant::now())
             {
                 writes.extend(self.reconcile(&volume));
+            }
+            if let Some(rooms) = &self.rooms {
+                rooms.tell(self.index.take_changed());
             }
             self.counters.0.waiting.store(self.waiting.len() as u64, Ordering::Relaxed);
         }

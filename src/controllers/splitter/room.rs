@@ -18,12 +18,12 @@ pub(in crate::controllers) const SILENCE: Duration = Duration::from_secs(15 * 60
 pub(super) const PATIENCE: Duration = Duration::from_secs(5 * 60);
 
 /// A node with its pools, and what can still be promised of each.
-#[derive(Debug, Default)]
-pub(super) struct NodeRoom {
+#[derive(Clone, Debug, Default)]
+pub(in crate::controllers) struct NodeRoom {
     /// As the node lists them.
-    pub(super) pools: Vec<PoolView>,
+    pub(in crate::controllers) pools: Vec<PoolView>,
     /// When the node published last; `None` where that is not known.
-    pub(super) heartbeat: Option<Timestamp>,
+    pub(in crate::controllers) heartbeat: Option<Timestamp>,
 }
 
 /// All nodes, by name: the order in which the planner is fastest.
@@ -45,7 +45,7 @@ impl Room<'_> {
 
     /// When the node will be taken for silent, if it publishes nothing more.
     pub(super) fn silent_from(&self, node: &NodeName) -> Option<Timestamp> {
-        after(self.heartbeat(node)?, SILENCE)
+        silent_from(self.heartbeat(node))
     }
 
     fn heartbeat(&self, node: &NodeName) -> Option<Timestamp> {
@@ -53,10 +53,15 @@ impl Room<'_> {
     }
 }
 
+/// When a node that published last at `heartbeat` will be taken for silent, if it publishes nothing more.
+pub(in crate::controllers) fn silent_from(heartbeat: Option<Timestamp>) -> Option<Timestamp> {
+    after(heartbeat?, SILENCE)
+}
+
 /// Whether a node that published last at `heartbeat` has been silent for too long. One whose heartbeat is not known is
 /// not.
 pub(in crate::controllers) fn is_silent(heartbeat: Option<Timestamp>, now: Timestamp) -> bool {
-    heartbeat.and_then(|at| after(at, SILENCE)).is_some_and(|end| end <= now)
+    silent_from(heartbeat).is_some_and(|end| end <= now)
 }
 
 /// `at` and `wait` later; `None` beyond the end of time.
