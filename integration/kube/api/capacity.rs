@@ -13,6 +13,8 @@ use union_csi::controllers::capacity::CapacityPublisher;
 use union_csi::controllers::cluster::{Cluster, DRIVER, TOPOLOGY_KEY};
 use union_csi::controllers::lease::Claim;
 use union_csi::controllers::splitter::{Rooms, Splitter};
+use union_csi::domain::Bytes;
+use union_csi::store::object::{FINALIZER, VolumeSplit};
 
 use crate::provisioner::bench::{Bench, until};
 
@@ -83,8 +85,9 @@ async fn each_node_with_pools_is_told_of_for_each_class_and_what_goes_is_told_of
 }
 
 #[tokio::test]
-async fn a_burst_of_claims_is_counted_to_the_byte_in_a_few_writes() {
-    let bench = Bench::with_class(100, json!({})).await;
+async fn a_burst_of_volumes_is_counted_to_the_byte_in_a_few_writes() {
+    let bench = Bench::new(100).await;
+    bench.class(json!({})).await;
     let _tasks = publisher(&bench);
     is_published(&bench, &[("n1", "100Gi")]).await;
     let first = published(&bench).await["n1"].clone();
@@ -106,12 +109,25 @@ async fn a_burst_of_claims_is_counted_to_the_byte_in_a_few_writes() {
         })
     };
     let begun = std::time::Instant::now();
-    let names: Vec<String> = (0..60).map(|number| format!("c{number}")).collect();
-    futures::future::join_all(names.iter().map(|name| bench.claim(name, "1Gi"))).await;
+    let split = |number: u32| -> VolumeSplit {
+        let name = format!("v{number}");
+        serde_json::from_value(json!({
+            "meta": {"name": name, "finalizers": [FINALIZER]},
+            "spec": {
+                "volume": name, "requestName": name, "capacity": Bytes::gib(1).get(),
+                "accessModes": ["SINGLE_NODE_WRITER"],
+                "parameters": {"branchFormat": "directory", "nodeSelector": format!("test={}", bench.namespace)},
+            },
+        }))
+        .unwrap()
+    };
+    for made in futures::future::join_all((0..60).map(|n| bench.store.splits().create(split(n)))).await {
+        made.expect("made");
+    }
     is_published(&bench, &[("n1", "40Gi")]).await;
     let writes = watch.await.unwrap();
     let allowed = begun.elapsed().as_secs() + 2;
-    assert!(writes <= allowed, "{writes} writes for 60 claims, {allowed} allowed");
+    assert!(writes <= allowed, "{writes} writes for 60 volumes, {allowed} allowed");
     assert!(writes < 60);
 }
 
