@@ -115,7 +115,7 @@ async fn a_burst_of_volumes_is_counted_to_the_byte_in_a_few_writes() {
             "meta": {"name": name, "finalizers": [FINALIZER]},
             "spec": {
                 "volume": name, "requestName": name, "capacity": Bytes::gib(1).get(),
-                "accessModes": ["SINGLE_NODE_WRITER"],
+                "accessModes": ["SingleNodeWriter"],
                 "parameters": {"branchFormat": "directory", "nodeSelector": format!("test={}", bench.namespace)},
             },
         }))
