@@ -4,7 +4,7 @@
 //! do, takes over the volumes that an earlier agent left mounted, and serves until it is told to stop. Unions and mounts
 //! stay when it ends: running workloads must not notice.
 //!
-//! An instance plays the node role ([`node`]), or leads while it is its turn ([`lead`]), or both. An API server that does
+//! An instance plays the node role (`node`), or leads while it is its turn (`lead`), or both. An API server that does
 //! not answer stops neither the start nor anything that runs.
 
 mod cluster;

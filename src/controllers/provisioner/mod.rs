@@ -1,8 +1,8 @@
 //! PersistentVolumeClaims become volumes and PersistentVolumes, and go again.
 //!
 //! What users know from the official external-provisioner, in the process. Watches of claims, classes, PersistentVolumes
-//! and volumes keep a picture ([`index`]); for one volume after another, [`decide`] says which one write comes next;
-//! [`apply`] does it. A claim becomes a `VolumeSplit` of the same name as its PersistentVolume (`pvc-<uid>`), the splitter
+//! and volumes keep a picture (`index`); for one volume after another, `decide` says which one write comes next;
+//! `apply` does it. A claim becomes a `VolumeSplit` of the same name as its PersistentVolume (`pvc-<uid>`), the splitter
 //! plans it, nodes make its branches, and when they have, the PersistentVolume is made. Invariants:
 //!
 //! - names follow from the claim's UID, so nothing is made twice, whoever makes it;

@@ -1,7 +1,7 @@
 //! The store of a cluster: custom resources of the Kubernetes API.
 //!
 //! The program's objects ([`super::object`]) have the same spec and status in the API; their metadata is mapped
-//! ([`wire`]). How each is written:
+//! (`wire`). How each is written:
 //!
 //! - made: POST, the only verb that never changes what exists;
 //! - spec, labels, finalizers: one JSON patch that carries the version it was made from, which makes it a

@@ -1,7 +1,7 @@
 //! The CustomResourceDefinitions, made from the program's types.
 //!
-//! The schema of each spec and status is that of its Rust type, made structural ([`structural`]). What the types cannot
-//! say is added here: what may not change ([`rules`]), what `kubectl get` shows, and what can be selected.
+//! The schema of each spec and status is that of its Rust type, made structural (`structural`). What the types cannot
+//! say is added here: what may not change (`rules`), what `kubectl get` shows, and what can be selected.
 
 mod rules;
 mod structural;
