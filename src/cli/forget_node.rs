@@ -41,13 +41,13 @@ pub(super) struct Args {
 
 /// Which cluster, for commands that work on its objects.
 #[derive(Clone, Debug, clap::Args)]
-struct ClusterArgs {
+pub(super) struct ClusterArgs {
     /// Kubernetes configuration file [default: as kubectl finds it, or the pod's service account]
     #[arg(long, env = "UNION_CSI_KUBECONFIG", value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
+    pub(super) kubeconfig: Option<PathBuf>,
     /// Namespace of the program's objects
     #[arg(long, short, env = "UNION_CSI_NAMESPACE", value_name = "NAME", default_value = "union")]
-    namespace: String,
+    pub(super) namespace: String,
 }
 
 /// What came of the command.

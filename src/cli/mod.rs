@@ -13,6 +13,7 @@ mod doctor;
 mod draw;
 mod forget_node;
 mod merge;
+mod orphans;
 mod output;
 mod place;
 mod plan;
@@ -80,6 +81,8 @@ enum Command {
     Crds(crds::Args),
     /// Give up a node of a cluster that is gone for good, and the files on it.
     ForgetNode(forget_node::Args),
+    /// List what no claim needs any more in a cluster, with the command that removes it.
+    Orphans(orphans::Args),
 }
 
 /// How a command answers.
@@ -113,6 +116,12 @@ pub(crate) enum CliError {
     Cluster {
         /// Why, and what to do.
         source: crate::app::ClusterError,
+    },
+    /// What there is cannot be read.
+    #[snafu(display("{source}"), context(false))]
+    Scan {
+        /// Why.
+        source: crate::controllers::orphans::scan::ScanError,
     },
     /// The node was not forgotten.
     #[snafu(display("{source}"), context(false))]
@@ -222,6 +231,7 @@ impl CliError {
             Self::Agent { .. }
             | Self::Cluster { .. }
             | Self::Forget { .. }
+            | Self::Scan { .. }
             | Self::Host { .. }
             | Self::Place { .. }
             | Self::Union { .. }
@@ -286,6 +296,7 @@ fn run(cli: Cli, out: &mut Out) -> Result<u8, CliError> {
         Command::CheckConfig(args) => check_config::run(&args, out),
         Command::Crds(args) => crds::run(&args, out),
         Command::ForgetNode(args) => forget_node::run(&args, out),
+        Command::Orphans(args) => orphans::run(&args, out),
     }
 }
 

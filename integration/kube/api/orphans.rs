@@ -129,3 +129,23 @@ async fn a_kubernetes_node_that_is_deleted_leaves_all_data_and_objects_alone() {
     assert!(bench.store.nodes().get(&node).await.unwrap().is_some());
     assert!(bench.volumes().get(&name).await.is_ok());
 }
+
+#[tokio::test]
+async fn a_volume_that_is_retained_without_its_persistent_volume_is_told_with_the_command_that_removes_it() {
+    let bench = Bench::with_class(20, json!({"reclaimPolicy": "Retain"})).await;
+    let name = bench.claim("data", "5Gi").await;
+    bench.bound("data").await;
+    let list = || union_csi(["orphans", "-n", &bench.namespace, "-o", "json"].map(str::to_owned).to_vec());
+    let told = |output: Output| String::from_utf8_lossy(&output.stdout).into_owned();
+    let before = told(list().await);
+    assert!(!before.contains(&name), "it is in use: {before}");
+    bench.delete_claim("data").await;
+    bench.volumes().delete(&name, &DeleteParams::default()).await.unwrap();
+    bench.volume_is(&name, |volume| volume.is_none()).await;
+    let output = list().await;
+    assert!(output.status.success());
+    let found = told(output);
+    let remedy = format!("kubectl -n {} delete volumesplit {name}", bench.namespace);
+    assert!(found.contains(&remedy) && found.contains("\"retained\""), "{found}");
+    assert!(bench.split(&name).await.is_some(), "nothing is deleted");
+}

@@ -1,6 +1,7 @@
 //! Finds what no claim needs any more, and tells of it; deletes nothing.
 
 pub mod forget;
+pub mod scan;
 
 use std::sync::Arc;
 

@@ -61,6 +61,8 @@ const HEAD_START: u32 = 4;
 /// Failures after which an ordinary error is told people, too: three waits come to a third of a second.
 const TELL_AFTER: u32 = 6;
 
+pub(super) use objects::{LABEL_CLAIM, LABEL_RETAINED};
+
 /// The provisioner; see the module.
 pub struct Provisioner {
     writer: Writer,

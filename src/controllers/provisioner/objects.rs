@@ -32,10 +32,10 @@ pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 pub(super) const PROTECTION: &str = "external-provisioner.volume.kubernetes.io/finalizer";
 
 /// Label of a `VolumeSplit`: the UID of the claim it was made for.
-pub(super) const LABEL_CLAIM: &str = "union.io/claim";
+pub(in crate::controllers) const LABEL_CLAIM: &str = "union.io/claim";
 
 /// Label of a `VolumeSplit` whose PersistentVolume may go without it: it stays then.
-pub(super) const LABEL_RETAINED: &str = "union.io/retained";
+pub(in crate::controllers) const LABEL_RETAINED: &str = "union.io/retained";
 
 /// The volume's name for a claim: of its PersistentVolume and its `VolumeSplit`.
 pub(super) fn volume_name(uid: &str) -> String {
