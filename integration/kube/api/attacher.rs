@@ -241,6 +241,26 @@ async fn what_a_crash_left_attached_is_detached_and_what_others_attached_stays()
 }
 
 #[tokio::test]
+async fn attachments_that_were_edited_by_hand_are_put_right() {
+    let rig = Rig::new().await;
+    rig.start(Claim::always());
+    let name = rig.ask("n1").await;
+    until("it is attached", async || rig.is_attached(&name).await).await;
+    let mut split = rig.split().await;
+    split.spec.attached.clear();
+    rig.store.splits().update(split).await.unwrap();
+    until("it is attached again", async || rig.nodes().await == ["n1"]).await;
+    let mut split = rig.split().await;
+    split.spec.attached[0].volume_attachment = Some("csi-invented".to_owned());
+    rig.store.splits().update(split).await.unwrap();
+    until("it is attached for the one that exists", async || {
+        let split = rig.split().await;
+        split.spec.attached.len() == 1 && split.spec.attached[0].volume_attachment.as_ref() == Some(&name)
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_attachment_whose_finalizers_were_removed_by_force_leaves_nothing_behind() {
     let rig = Rig::new().await;
     let stop = rig.start(Claim::always());

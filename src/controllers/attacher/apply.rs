@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::Api;
-use kube::api::{Patch, PatchParams};
+use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use snafu::Snafu;
 
@@ -153,9 +153,11 @@ impl Writer {
             Write::Refuse(reason) => RefusedSnafu { reason }.fail(),
             Write::Detach(volumes) => self.detach(subject, volumes, written).await,
             Write::DetachIfGone(volumes) => {
-                let action = "read VolumeAttachment";
-                let there = self.wishes().get_opt(&subject.name).await;
-                match there.map_err(|error| failed(action, &subject.name, &error))?.and_then(Wish::read) {
+                // A list of one needs no right beside those of the watch.
+                let one = ListParams::default().fields(&format!("metadata.name={}", subject.name));
+                let there = self.wishes().list(&one).await;
+                let there = there.map_err(|error| failed("read VolumeAttachment", &subject.name, &error))?;
+                match there.items.into_iter().find_map(Wish::read) {
                     // The watch is late: what it tells next is decided on.
                     Some(_) => ConflictSnafu { name: &subject.name }.fail(),
                     None => self.detach(subject, volumes, written).await,

@@ -1,6 +1,7 @@
 //! The picture that the attacher decides on: VolumeAttachments and PersistentVolumes of this driver, each cut down to what
 //! matters here, and which volumes are attached for whom.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::PersistentVolume;
@@ -104,6 +105,13 @@ pub(super) struct Index {
     of_volume: HashMap<String, BTreeSet<String>>,
     /// VolumeAttachment to the volumes whose objects say that it had them attached.
     held: BTreeMap<String, BTreeSet<VolumeId>>,
+    /// The same, by volume.
+    attached: BTreeMap<VolumeId, BTreeSet<String>>,
+}
+
+/// The VolumeAttachments that a volume is attached for, by its object.
+pub(super) fn attached_for(split: &VolumeSplit) -> BTreeSet<String> {
+    split.spec.attached.iter().filter_map(|a| a.volume_attachment.clone()).collect()
 }
 
 impl Index {
@@ -123,11 +131,6 @@ impl Index {
     /// Volumes that are attached because of this VolumeAttachment.
     pub(super) fn held(&self, wish: &str) -> BTreeSet<VolumeId> {
         self.held.get(wish).cloned().unwrap_or_default()
-    }
-
-    /// VolumeAttachments that exist, or that volumes are still attached for.
-    pub(super) fn wish_names(&self) -> BTreeSet<String> {
-        self.wishes.keys().chain(self.held.keys()).cloned().collect()
     }
 
     /// Takes a state of a VolumeAttachment; true where it tells anything new.
@@ -177,23 +180,27 @@ impl Index {
     pub(super) fn put_held(&mut self, wish: &str, volume: &VolumeId, attached: bool) {
         if attached {
             self.held.entry(wish.to_owned()).or_default().insert(volume.clone());
-        } else if let Some(volumes) = self.held.get_mut(wish) {
-            volumes.remove(volume);
-            if volumes.is_empty() {
-                self.held.remove(wish);
-            }
+            self.attached.entry(volume.clone()).or_default().insert(wish.to_owned());
+            return;
         }
+        take_away(&mut self.held, wish, volume);
+        take_away(&mut self.attached, volume, wish);
     }
 
-    /// Takes what all volumes' objects say. What was written while they were read may be missing then, or be told though it
-    /// is gone: the next decision about it finds that there is nothing to write.
-    pub(super) fn put_all_held(&mut self, splits: &[VolumeSplit]) {
-        self.held.clear();
-        for split in splits {
-            for wish in split.spec.attached.iter().filter_map(|a| a.volume_attachment.as_deref()) {
-                self.put_held(wish, &split.spec.volume, true);
-            }
+    /// Takes for whom a volume is attached, by its object; returns the VolumeAttachments for which that is news. A state
+    /// from before an own write may be told after it: the decision that follows finds that there is nothing to write.
+    pub(super) fn put_attached(&mut self, volume: &VolumeId, wishes: BTreeSet<String>) -> Vec<String> {
+        let before = self.attached.get(volume).cloned().unwrap_or_default();
+        let news: Vec<String> = before.symmetric_difference(&wishes).cloned().collect();
+        for wish in &news {
+            self.put_held(wish, volume, wishes.contains(wish));
         }
+        news
+    }
+
+    /// Volumes with attachments that are not among these.
+    pub(super) fn attached_beside(&self, names: &HashSet<String>) -> Vec<VolumeId> {
+        self.attached.keys().filter(|volume| !names.contains(volume.as_str())).cloned().collect()
     }
 
     /// VolumeAttachments that are not among these.
@@ -204,6 +211,20 @@ impl Index {
     /// PersistentVolumes that are not among these.
     pub(super) fn volumes_beside(&self, names: &HashSet<String>) -> Vec<String> {
         self.volumes.keys().filter(|name| !names.contains(*name)).cloned().collect()
+    }
+}
+
+/// Takes a value from the set of a key, and the key with the last of them.
+fn take_away<K: Ord + Borrow<Q>, Q: Ord + ?Sized, V: Ord + Borrow<W>, W: Ord + ?Sized>(
+    sets: &mut BTreeMap<K, BTreeSet<V>>,
+    key: &Q,
+    value: &W,
+) {
+    if let Some(values) = sets.get_mut(key) {
+        values.remove(value);
+        if values.is_empty() {
+            sets.remove(key);
+        }
     }
 }
 
@@ -238,6 +259,21 @@ mod tests {
         let mut anew = wish("10", false);
         anew.identity.uid = "2".into();
         assert!(index.put_wish(anew), "another object of that name");
+    }
+
+    #[test]
+    fn what_a_volume_is_attached_for_is_known_from_both_sides() {
+        let mut index = Index::default();
+        let volume: VolumeId = "pvc-1".parse().unwrap();
+        let wishes = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<BTreeSet<_>>();
+        index.put_held("a", &volume, true);
+        assert!(index.put_attached(&volume, wishes(&["a"])).is_empty(), "the own write's event");
+        assert_eq!(index.put_attached(&volume, wishes(&["b"])), ["a", "b"], "edited by hand");
+        assert!(index.held("a").is_empty());
+        assert_eq!(index.held("b"), [volume.clone()].into());
+        assert_eq!(index.attached_beside(&HashSet::new()).len(), 1);
+        assert_eq!(index.put_attached(&volume, wishes(&[])), ["b"]);
+        assert!(index.held.is_empty() && index.attached.is_empty());
     }
 
     #[test]

@@ -14,16 +14,15 @@
 //!   whoever attaches over the CSI socket, outside Kubernetes, is left alone;
 //! - at most one set of writes for a VolumeAttachment is under way at a time.
 //!
-//! Volumes' objects are not watched: they are read when one is to be written, and all of them at the beginning and then
-//! seldom, so that what a crash, an edit by hand or a force removal of finalizers left is found.
+//! Of all volumes no more is kept than for whom they are attached, so that what a crash, an edit by hand or a finalizer
+//! that was taken away left is found; one that is to be written is read before.
 
 mod apply;
 mod decide;
 mod index;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
@@ -35,21 +34,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::Cluster;
-use super::queue::{Queue, backoff};
-use super::watch::{Told, watched};
+use super::queue::Queue;
+use super::watch::{Told, stored, watched};
+use crate::domain::VolumeId;
+use crate::store::Store;
 use crate::store::object::VolumeSplit;
-use crate::store::{Selector, Store, StoreError};
 use apply::{ApplyError, Subject, Writer, Written};
 use decide::{decide, release, stray};
-use index::{Index, Volume, Wish};
+use index::{Index, Volume, Wish, attached_for};
 
 /// VolumeAttachments whose writes may be under way at once: a drained node's worth, far less than what an API server
 /// accepts from one client.
 const IN_FLIGHT: usize = 32;
-
-/// How often all volumes are read, to find what nothing told of. Each is one request for 500 volumes, and what it finds
-/// keeps nothing from working but the deletion of a volume.
-const READ_ALL: Duration = Duration::from_secs(60 * 60);
 
 /// The attacher; see the module.
 pub struct Attacher {
@@ -88,6 +84,8 @@ impl Key {
 enum Change {
     Wish(Told<Wish>),
     Volume(Told<Volume>),
+    /// For whom a volume is attached.
+    Attached(Told<BTreeSet<String>>),
 }
 
 struct Outcome {
@@ -124,15 +122,21 @@ impl Attacher {
             PersistentVolume::name_any,
             Volume::read,
         );
-        let mut changes =
-            futures::stream::select(wishes.map(Change::Wish), volumes.map(Change::Volume)).boxed();
+        let attached = stored::<VolumeSplit>(&self.writer.store).map(|told| {
+            Change::Attached(match told {
+                Told::Here(name, split) => Told::Here(name, attached_for(&split)),
+                Told::Gone(name) => Told::Gone(name),
+                Told::Only(names) => Told::Only(names),
+                Told::FirstRead => Told::FirstRead,
+            })
+        });
+        let (wishes, volumes) = (wishes.map(Change::Wish), volumes.map(Change::Volume));
+        let mut changes = futures::stream::select_all([wishes.boxed(), volumes.boxed(), attached.boxed()]);
         let mut writes: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();
-        let mut reading = read_all(self.writer.store.clone(), Duration::ZERO);
         // Nothing is decided on half a picture.
-        let (mut unread, mut read_once, mut failures) = (2, false, 0_u32);
+        let mut unread = 3;
         loop {
-            let ready = unread == 0 && read_once;
-            let due = self.queue.next_due().filter(|_| ready && writes.len() < IN_FLIGHT);
+            let due = self.queue.next_due().filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -144,40 +148,23 @@ impl Attacher {
                 () = shutdown.cancelled() => return,
                 Some(outcome) = writes.next() => self.settle(outcome),
                 Some(change) = changes.next() => {
-                    let first = matches!(change, Change::Wish(Told::FirstRead) | Change::Volume(Told::FirstRead));
+                    let first = matches!(
+                        change,
+                        Change::Wish(Told::FirstRead)
+                            | Change::Volume(Told::FirstRead)
+                            | Change::Attached(Told::FirstRead)
+                    );
                     unread -= u32::from(first);
                     self.note(change);
                 }
-                read = &mut reading => match read {
-                    Ok(splits) => {
-                        (read_once, failures) = (true, 0);
-                        self.index.put_all_held(&splits);
-                        self.look_at_all();
-                        reading = read_all(self.writer.store.clone(), READ_ALL);
-                    }
-                    Err(error) => {
-                        failures = failures.saturating_add(1);
-                        let wait = backoff("VolumeSplit", failures);
-                        tracing::warn!(%error, retry.ms = wait.as_millis(), "volumes could not be read");
-                        reading = read_all(self.writer.store.clone(), wait);
-                    }
-                },
                 () = wake => {}
             }
             while unread == 0
-                && read_once
                 && writes.len() < IN_FLIGHT
                 && let Some(text) = self.queue.pop(Instant::now())
             {
                 writes.extend(Key::read(&text).and_then(|key| self.reconcile(key)));
             }
-        }
-    }
-
-    fn look_at_all(&mut self) {
-        let now = Instant::now();
-        for name in self.index.wish_names() {
-            self.queue.add(&Key::Wish(name).text(), now);
         }
     }
 
@@ -215,7 +202,23 @@ impl Attacher {
                     self.index.remove_volume(&name);
                 }
             }
-            Change::Wish(Told::FirstRead) | Change::Volume(Told::FirstRead) => {}
+            Change::Attached(Told::Here(name, wishes)) => self.note_attached(&name, wishes),
+            Change::Attached(Told::Gone(name)) => self.note_attached(&name, BTreeSet::new()),
+            Change::Attached(Told::Only(names)) => {
+                for volume in self.index.attached_beside(&names) {
+                    self.note_attached(volume.as_str(), BTreeSet::new());
+                }
+            }
+            Change::Wish(Told::FirstRead)
+            | Change::Volume(Told::FirstRead)
+            | Change::Attached(Told::FirstRead) => {}
+        }
+    }
+
+    fn note_attached(&mut self, volume: &str, wishes: BTreeSet<String>) {
+        let Ok(volume) = volume.parse::<VolumeId>() else { return };
+        for wish in self.index.put_attached(&volume, wishes) {
+            self.queue.add(&Key::Wish(wish).text(), Instant::now());
         }
     }
 
@@ -255,6 +258,14 @@ impl Attacher {
         }))
     }
 
+    /// A volume was detached: whoever else wants it is looked at.
+    fn look_at_others(&mut self, wish: &str) {
+        let Some(volume) = self.index.wish(wish).and_then(|wish| wish.volume.clone()) else { return };
+        for other in self.index.wishes_of(&volume).filter(|other| *other != wish) {
+            self.queue.add(&Key::Wish(other.clone()).text(), Instant::now());
+        }
+    }
+
     /// Takes the outcome of writes into the picture.
     fn settle(&mut self, outcome: Outcome) {
         let Outcome { key, written, result } = outcome;
@@ -273,7 +284,12 @@ impl Attacher {
                         self.index.put_volume(*volume);
                     }
                 }
-                Written::Held { wish, volume, attached } => self.index.put_held(&wish, &volume, attached),
+                Written::Held { wish, volume, attached } => {
+                    self.index.put_held(&wish, &volume, attached);
+                    if !attached {
+                        self.look_at_others(&wish);
+                    }
+                }
             }
         }
         let (now, text) = (Instant::now(), key.text());
@@ -298,17 +314,6 @@ impl Attacher {
             }
         }
     }
-}
-
-/// All volumes, after a while.
-fn read_all(
-    store: Arc<dyn Store>,
-    after: Duration,
-) -> BoxFuture<'static, Result<Vec<VolumeSplit>, StoreError>> {
-    Box::pin(async move {
-        tokio::time::sleep(after).await;
-        store.splits().list(&Selector::All).await
-    })
 }
 
 #[cfg(test)]
