@@ -36,8 +36,13 @@ fn a_pod_whose_volume_fits_on_no_node_says_so_and_its_claim_waits() {
     let world = World::shared();
     world.claim("data", "union", "50Ti");
     world.run(PodOf::new("pod").with_claim("data"));
-    // The scheduler knows by CSIStorageCapacity.
-    world.told("Pod", "pod", &["did not have enough free storage"]);
+    // By the scheduler, where it knows of the room (CSIStorageCapacity); else by the provisioner, once a node was chosen.
+    world.eventually("it is told", || {
+        let scheduler =
+            world.events("Pod", "pod").iter().any(|e| e.contains("did not have enough free storage"));
+        let provisioner = world.events("PersistentVolumeClaim", "data").iter().any(|e| e.contains("largest"));
+        (scheduler || provisioner).then_some(())
+    });
     let claim = world.get::<PersistentVolumeClaim>("data").expect("the claim");
     assert!(!is_bound(&claim));
 }
