@@ -106,22 +106,23 @@ pub fn decide(seen: &Seen, me: &str, now: Instant, timing: &Timing) -> Decision 
         return at(Finding::Free, now);
     };
     match &record.holder {
-        Some(holder) if holder == me => {
-            // One that went is made again at once: the others wait for the end of this claim.
-            let due =
-                if seen.exists { seen.renewed.map_or(now, |renewed| renewed + timing.renew) } else { now };
-            at(Finding::Mine, due)
+        Some(holder) if holder == me && seen.exists => {
+            at(Finding::Mine, seen.renewed.map_or(now, |renewed| renewed + timing.renew))
+        }
+        // One that went under a claim that holds is made again at once: the others wait for the end of this claim.
+        Some(holder) if holder == me && seen.renewed.is_some_and(|sent| now < sent + timing.claim) => {
+            at(Finding::Mine, now)
         }
         Some(_) if record.foreign && seen.exists => {
             Decision { finding: Finding::Foreign, step: Step::Listen }
         }
-        // One that was deleted is held all the same: its holder does not know yet.
-        Some(_) => {
+        // One that was deleted is held all the same: its holder does not know yet, and may be another than was last seen.
+        holder if holder.is_some() || !seen.exists => {
             let expires = seen.changed + record.duration.min(LONGEST);
             let finding = if expires <= now { Finding::Expired } else { Finding::Others };
             at(finding, expires + spread(me, &record.stamp, timing.spread))
         }
-        None => at(Finding::Free, seen.changed + spread(me, &record.stamp, timing.spread / 4)),
+        _ => at(Finding::Free, seen.changed + spread(me, &record.stamp, timing.spread / 4)),
     }
 }
 

@@ -180,8 +180,12 @@ impl Elector {
             (Some(before), Some(record)) if before.record.as_ref() == Some(&record) => {
                 Seen { exists, ..before }
             }
-            // What it said before it went says whom to wait for.
-            (Some(before), None) => Seen { exists, ..before },
+            // Who was away while it went may have missed another leader, who knows nothing of it yet: it is waited for from now
+            // on.
+            (Some(before), None) => {
+                let changed = if before.exists { now } else { before.changed };
+                Seen { exists, changed, ..before }
+            }
             (before, record) => {
                 let mine = record.as_ref().and_then(|r| r.holder.as_deref()) == Some(self.me.as_str());
                 let renewed = before.and_then(|before| before.renewed).filter(|_| mine);

@@ -38,8 +38,19 @@ fn a_lease_that_was_never_there_is_made_at_once() {
 fn a_lease_that_was_released_is_taken_within_a_quarter_of_a_second() {
     let start = Instant::now();
     assert_eq!(after(start, &seen(None, start), 0.25), (Finding::Free, Step::Write));
-    let gone = Seen { exists: false, ..seen(None, start) };
-    assert_eq!(after(start, &gone, 0.25), (Finding::Free, Step::Write));
+}
+
+#[test]
+fn a_lease_that_went_may_be_held_by_whom_nobody_here_heard_of_and_is_waited_for() {
+    let start = Instant::now();
+    for last in [None, Some("another"), Some(ME)] {
+        let gone = Seen { exists: false, ..seen(last, start) };
+        assert!(matches!(after(start, &gone, 11.9), (Finding::Others, Step::Wait(_))), "{last:?}");
+        assert_eq!(after(start, &gone, 13.0), (Finding::Expired, Step::Write), "{last:?}");
+    }
+    let mine = Seen { exists: false, renewed: Some(start), ..seen(Some(ME), start) };
+    assert_eq!(after(start, &mine, 8.9), (Finding::Mine, Step::Write), "its claim holds");
+    assert!(matches!(after(start, &mine, 9.0), (Finding::Others, Step::Wait(_))), "it has run out");
 }
 
 #[test]
