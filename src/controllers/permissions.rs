@@ -63,8 +63,8 @@ pub const PERMISSIONS: &[Permission] = &[
         group: "coordination.k8s.io",
         resources: &["leases"],
         names: &[super::lease::LEASE],
-        verbs: &["list", "watch", "update"],
-        why: "Followers watch it, who leads renews it.",
+        verbs: &["get", "list", "watch", "update"],
+        why: "Followers watch it, who leads renews it, who lost a race for it reads it.",
     },
     Permission {
         scope: Scope::Own,

@@ -139,8 +139,6 @@ patches:
         http: {{listen: "127.0.0.1:9830"}}
         kubernetes: {{namespace: {DRIVER_NAMESPACE}, kubeletDir: /var/lib/kubelet}}
         log: {{filter: info}}
-- target: {{kind: CSIDriver}}
-  patch: '[{{"op": "replace", "path": "/spec/storageCapacity", "value": false}}]'
 "#
     );
     fs::write(directory.join("kustomization.yaml"), kustomization).expect("the overlay");

@@ -36,7 +36,7 @@ fn a_pod_whose_volume_fits_on_no_node_says_so_and_its_claim_waits() {
     let world = World::shared();
     world.claim("data", "union", "50Ti");
     world.run(PodOf::new("pod").with_claim("data"));
-    // By the scheduler, where it knows of the room (CSIStorageCapacity); else by the provisioner, once a node was chosen.
+    // By the scheduler, once it knows of the class's room (CSIStorageCapacity); else by the provisioner.
     world.eventually("it is told", || {
         let scheduler =
             world.events("Pod", "pod").iter().any(|e| e.contains("did not have enough free storage"));
