@@ -1,6 +1,7 @@
 //! What an instance does on its own machine.
 //!
 //! - [`pool`]: what the configured pools are and have.
+//! - [`transport`]: reaching a branch from another node: exporting it to one consumer, attaching it there.
 //! - [`branch`]: branches on disk: making, finding, attaching, removing.
 //! - [`executor`]: brings this node's branches to what the store wants, and tells the store what is.
 //! - [`union`]: joins attached branches: bind, overlayfs, or a supervised MergerFS process.
@@ -13,5 +14,6 @@ pub mod branch;
 pub mod executor;
 pub mod heal;
 pub mod pool;
+pub mod transport;
 pub mod union;
 pub mod volume;

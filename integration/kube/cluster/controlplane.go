@@ -133,7 +133,13 @@ func controlPlane(o *options, program string) ([]*service, *authority, error) {
 		{name: "kube-apiserver", argv: append(apiserver, o.APIServerArgs...), ready: answers(server+"/readyz", client)},
 	}
 	if o.Nodes > 0 || o.ControllerManager {
+		managed := "*"
+		if o.Nodes == 0 {
+			// It deletes what is attached to nodes that do not exist, and without nodes that is everything.
+			managed = "*,-persistentvolume-attach-detach-controller"
+		}
 		services = append(services, &service{name: "kube-controller-manager", argv: append(append(kubeconfig("controller-manager"),
+			"--controllers="+managed,
 			"--secure-port="+strconv.Itoa(chosen.controllerManager),
 			"--use-service-account-credentials=true",
 			"--service-account-private-key-file="+keys.path("sa.key"),

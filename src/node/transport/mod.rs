@@ -1,0 +1,294 @@
+//! Reaching a branch that lies on another node, or on this one.
+//!
+//! A transport has two ends. The **owner** exports one branch ([`Owner`]): an export exists without anybody being allowed
+//! to use it, is opened to one peer, and is *fenced* from that peer before another may have it. The **consumer** attaches an
+//! export ([`Consumer`]) and gets a block device or a directory. Both ends keep nothing in memory: what is exported and what
+//! is attached is read from the kernel each time, so an agent that restarts knows as much as one that did not, and the
+//! kernel serves on while no agent runs.
+//!
+//! Every function is blocking, bounded in time and idempotent: done twice, the second call finds what the first one left and
+//! changes nothing; interrupted anywhere and called again, it goes on.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::domain::{BranchId, Bytes, NodeName};
+
+/// How often a branch was made reachable anew after something that may have lost completed writes (an owner that went down
+/// without a clean stop of the export). It is part of what the export is called on the network: a peer that attached an
+/// earlier generation cannot come back to a later one without noticing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u64);
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What an export is of: a branch, and which of its generations.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExportId {
+    /// The branch.
+    pub branch: BranchId,
+    /// Its generation.
+    pub generation: Generation,
+}
+
+/// What is exported, at the owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A file or block device that holds a filesystem or raw data; it goes to one consumer.
+    Image(PathBuf),
+    /// A directory of files; it may go to several.
+    Directory(PathBuf),
+}
+
+/// What a transport needs to reach an export; made by the owner, used by the consumer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Address and port of the owner on the storage network.
+    pub address: SocketAddr,
+    /// Name of the export there: an NVMe subsystem NQN, or an NFS path.
+    pub name: String,
+}
+
+/// A node as the other end knows it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Peer {
+    /// The node.
+    pub node: NodeName,
+    /// What it calls itself to this transport (an NVMe host NQN), or the address that it comes from (NFS).
+    pub identity: String,
+}
+
+/// A secret that both ends share, in the transport's own spelling (NVMe: `DHHC-1:…`). Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+/// One thing that a kernel can or cannot do, with the reason and the remedy in words for an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ability {
+    /// It can; `how` tells whether it is built in, loaded, or loaded on demand.
+    Able {
+        /// In words.
+        how: String,
+    },
+    /// It cannot.
+    Unable {
+        /// Why, and what would help.
+        reason: String,
+    },
+}
+
+/// What this node can carry by one transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abilities {
+    /// It can export.
+    pub owner: Ability,
+    /// It can attach.
+    pub consumer: Ability,
+    /// Both ends can prove to each other who they are (NVMe: DH-HMAC-CHAP).
+    pub authentication: Ability,
+}
+
+/// An export as the owner's kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// What it is of.
+    pub id: ExportId,
+    /// Where it is reached.
+    pub endpoint: Endpoint,
+    /// Who is allowed to use it.
+    pub allowed: Vec<String>,
+}
+
+/// How an attachment stands, as the consumer's kernel tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Link {
+    /// It answers.
+    Live,
+    /// The owner does not answer; the kernel tries again and what uses it waits.
+    Connecting,
+    /// The kernel has given up or was told to: whatever used it gets errors.
+    Dead,
+}
+
+/// What the consumer has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    /// What it is of.
+    pub id: ExportId,
+    /// Where it is reached from.
+    pub endpoint: Endpoint,
+    /// Device node of an image, or the directory where an NFS export is mounted.
+    pub at: PathBuf,
+    /// How it stands.
+    pub link: Link,
+}
+
+/// What to do while an owner does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Whatever uses the branch waits until the owner is back or the agent decides otherwise.
+    Wait,
+    /// It gets errors after about this long.
+    GiveUpAfter(Duration),
+}
+
+/// The owner's end.
+pub trait Owner: Send + Sync {
+    /// Exports a branch; nobody is allowed to use it yet. An export of an earlier generation of the branch is ended first.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError>;
+
+    /// Lets one peer use it. An image has one peer: while another is allowed, [`TransportError::Held`].
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn allow(&self, id: &ExportId, peer: &Peer, secret: Option<&Secret>) -> Result<(), TransportError>;
+
+    /// Takes the right from a peer and ends its live connections. After it returned nothing that the peer sends, and nothing
+    /// that it sent before, can change the branch.
+    ///
+    /// # Errors
+    /// [`TransportError`]; the peer counts as not fenced then.
+    fn fence(&self, id: &ExportId, peer: &Peer) -> Result<(), TransportError>;
+
+    /// Ends the export, whoever uses it. What is not exported is ended already.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn unexport(&self, branch: &BranchId) -> Result<(), TransportError>;
+
+    /// Tells the kernel, and so the consumer, that the image has grown to what its file holds now.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError>;
+
+    /// All exports of this driver on this node, from the kernel.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn exports(&self) -> Result<Vec<Exported>, TransportError>;
+}
+
+/// The consumer's end.
+pub trait Consumer: Send + Sync {
+    /// What this node calls itself to owners.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn identity(&self) -> Result<String, TransportError>;
+
+    /// Attaches an export, and checks that what answers is the branch and the generation that was asked for.
+    ///
+    /// # Errors
+    /// [`TransportError`]; nothing stays attached then.
+    fn attach(
+        &self,
+        id: &ExportId,
+        endpoint: &Endpoint,
+        secret: Option<&Secret>,
+        patience: Patience,
+    ) -> Result<Attached, TransportError>;
+
+    /// Changes what happens while the owner does not answer, also while it does not.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn set_patience(&self, id: &ExportId, patience: Patience) -> Result<(), TransportError>;
+
+    /// Ends an attachment that nothing uses any more. What is not attached is ended already.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn detach(&self, id: &ExportId) -> Result<(), TransportError>;
+
+    /// Ends an attachment now: never waits for the owner. Whatever uses it gets errors.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn force_detach(&self, id: &ExportId) -> Result<(), TransportError>;
+
+    /// All attachments of this driver on this node, from the kernel.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn attachments(&self) -> Result<Vec<Attached>, TransportError>;
+}
+
+/// Why something was not done.
+#[derive(Debug, snafu::Snafu)]
+#[snafu(visibility(pub(crate)))]
+pub enum TransportError {
+    /// This kernel cannot.
+    #[snafu(display("this node cannot {action}: {reason}"))]
+    Unable {
+        /// What was to be done.
+        action: &'static str,
+        /// Why, and what would help.
+        reason: String,
+    },
+    /// Another peer is allowed to use it and was not fenced.
+    #[snafu(display("branch {branch} is open to {holder}: fence that node first"))]
+    Held {
+        /// The branch.
+        branch: BranchId,
+        /// Who has it.
+        holder: String,
+    },
+    /// The owner refuses this node.
+    #[snafu(display("{endpoint} refuses this node: {reason}"))]
+    Refused {
+        /// Who refuses.
+        endpoint: String,
+        /// Why, as far as the kernel tells.
+        reason: String,
+    },
+    /// Nothing answers there in time.
+    #[snafu(display("{endpoint} does not answer: {reason}"))]
+    Unreachable {
+        /// Who.
+        endpoint: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// What answers is not what was asked for.
+    #[snafu(display("{endpoint} answers, but not with branch {branch}: {reason}"))]
+    Foreign {
+        /// Who answers.
+        endpoint: String,
+        /// What was asked for.
+        branch: BranchId,
+        /// What came instead.
+        reason: String,
+    },
+    /// There is no such export or attachment.
+    #[snafu(display("branch {branch} is not {what} here"))]
+    Absent {
+        /// The branch.
+        branch: BranchId,
+        /// `exported` or `attached`.
+        what: &'static str,
+    },
+    /// The kernel did not do it.
+    #[snafu(display("cannot {action}: {source}"))]
+    Kernel {
+        /// What was to be done.
+        action: String,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+}
