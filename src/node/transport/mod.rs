@@ -16,9 +16,12 @@ use std::time::Duration;
 
 use crate::domain::{BranchId, Bytes, NodeName};
 
-/// How often a branch was made reachable anew after something that may have lost completed writes (an owner that went down
-/// without a clean stop of the export). It is part of what the export is called on the network: a peer that attached an
-/// earlier generation cannot come back to a later one without noticing.
+/// How often a branch was made reachable anew after something that a peer must notice. It is part of what the export is called
+/// on the network: a peer that attached an earlier generation cannot come back to a later one by itself.
+///
+/// It is raised after an owner went down without a clean stop of the export (completed writes may be lost), and before a peer
+/// that was fenced is allowed again when another was allowed in between: its kernel may still hold the old attachment, and what
+/// it remembers of the filesystem is not true any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Generation(pub u64);
 
@@ -64,7 +67,8 @@ pub struct Peer {
     pub identity: String,
 }
 
-/// A secret that both ends share, in the transport's own spelling (NVMe: `DHHC-1:…`). Never printed.
+/// A secret that both ends share, in the transport's own spelling (NVMe: `DHHC-1:…`). Never printed. It belongs to a consumer
+/// and an owner, not to a branch: the kernel of an owner keeps one for each peer.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub String);
 
@@ -105,8 +109,8 @@ pub struct Abilities {
 pub struct Exported {
     /// What it is of.
     pub id: ExportId,
-    /// Where it is reached.
-    pub endpoint: Endpoint,
+    /// Where it is reached; `None` while it is half made or half ended, and not reachable.
+    pub endpoint: Option<Endpoint>,
     /// Who is allowed to use it.
     pub allowed: Vec<String>,
 }
@@ -127,10 +131,11 @@ pub enum Link {
 pub struct Attached {
     /// What it is of.
     pub id: ExportId,
-    /// Where it is reached from.
-    pub endpoint: Endpoint,
-    /// Device node of an image, or the directory where an NFS export is mounted.
-    pub at: PathBuf,
+    /// Where the owner is reached; `None` where the kernel does not tell, as while it reconnects.
+    pub endpoint: Option<Endpoint>,
+    /// Device node of an image, or the directory where an NFS export is mounted; `None` where the kernel took the device away
+    /// or has none yet. [`Consumer::attach`] never answers with `None`.
+    pub at: Option<PathBuf>,
     /// How it stands.
     pub link: Link,
 }
@@ -146,7 +151,8 @@ pub enum Patience {
 
 /// The owner's end.
 pub trait Owner: Send + Sync {
-    /// Exports a branch; nobody is allowed to use it yet. An export of an earlier generation of the branch is ended first.
+    /// Exports a branch; nobody is allowed to use it yet. An export of an earlier generation of the branch is ended first; while
+    /// a later one stands, [`TransportError::Outdated`]. Whoever is allowed on an export that stands already stays allowed.
     ///
     /// # Errors
     /// [`TransportError`].
@@ -158,8 +164,9 @@ pub trait Owner: Send + Sync {
     /// [`TransportError`].
     fn allow(&self, id: &ExportId, peer: &Peer, secret: Option<&Secret>) -> Result<(), TransportError>;
 
-    /// Takes the right from a peer and ends its live connections. After it returned nothing that the peer sends, and nothing
-    /// that it sent before, can change the branch.
+    /// Takes the right from a peer, on every generation of the branch, and ends its live connections. After it returned nothing
+    /// that the peer sends, and nothing that it sent before, can change the branch. Until it returned the peer counts as
+    /// allowed, also after a crash in the middle. A peer that is not allowed is fenced already.
     ///
     /// # Errors
     /// [`TransportError`]; the peer counts as not fenced then.
@@ -195,7 +202,7 @@ pub trait Consumer: Send + Sync {
     /// Attaches an export, and checks that what answers is the branch and the generation that was asked for.
     ///
     /// # Errors
-    /// [`TransportError`]; nothing stays attached then.
+    /// [`TransportError`]; nothing that this call attached stays then.
     fn attach(
         &self,
         id: &ExportId,
@@ -274,6 +281,24 @@ pub enum TransportError {
         branch: BranchId,
         /// What came instead.
         reason: String,
+    },
+    /// A later generation of the branch is exported: who asks is late.
+    #[snafu(display("branch {branch} is exported as generation {current}, so generation {asked} is outdated"))]
+    Outdated {
+        /// The branch.
+        branch: BranchId,
+        /// What was asked for.
+        asked: Generation,
+        /// What is exported.
+        current: Generation,
+    },
+    /// Something on this node uses the attachment.
+    #[snafu(display("branch {branch} is still in use here as {device}: unmount it first"))]
+    InUse {
+        /// The branch.
+        branch: BranchId,
+        /// Its device or directory.
+        device: String,
     },
     /// There is no such export or attachment.
     #[snafu(display("branch {branch} is not {what} here"))]
