@@ -20,6 +20,7 @@ use union_csi::store::Store;
 use union_csi::store::local::LocalStore;
 use union_csi::store::object::VolumeSplit;
 
+use crate::provisioner::bench::ATTACHED;
 use crate::support;
 
 const FINALIZER: &str = "external-attacher/union-csi-union-io";
@@ -87,7 +88,7 @@ impl Rig {
     async fn make_volume(&self) {
         let volume: PersistentVolume = serde_json::from_value(json!({
             "metadata": {"name": self.id},
-            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "union",
+            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": ATTACHED,
                      "persistentVolumeReclaimPolicy": "Delete",
                      "csi": {"driver": DRIVER, "volumeHandle": self.id}}
         }))
@@ -131,6 +132,18 @@ impl Rig {
     async fn is_attached(&self, name: &str) -> bool {
         let status = self.attachment(name).await.and_then(|a| a.status);
         status.is_some_and(|s| s.attached && s.attach_error.is_none())
+    }
+
+    /// Waits until it is attached; where it does not come to this, the objects tell why.
+    async fn becomes_attached(&self, name: &str) {
+        for _ in 0..600 {
+            if self.is_attached(name).await {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let volume = self.volumes().get_opt(&self.id).await;
+        panic!("not attached: {:#?}\n{volume:#?}\n{:#?}", self.attachment(name).await, self.split().await);
     }
 
     async fn attach_error(&self, name: &str) -> Option<String> {
@@ -297,5 +310,5 @@ async fn an_instance_that_does_not_lead_writes_nothing() {
     assert!(!has_finalizer(attachment.metadata.finalizers.as_ref()));
     stop.cancel();
     rig.start(Claim::always());
-    until("the leader attaches it", async || rig.is_attached(&name).await).await;
+    rig.becomes_attached(&name).await;
 }

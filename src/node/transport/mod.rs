@@ -283,7 +283,9 @@ pub enum TransportError {
         reason: String,
     },
     /// A later generation of the branch is exported: who asks is late.
-    #[snafu(display("branch {branch} is exported as generation {current}, so generation {asked} is outdated"))]
+    #[snafu(display(
+        "branch {branch} is exported as generation {current}, so generation {asked} is outdated"
+    ))]
     Outdated {
         /// The branch.
         branch: BranchId,

@@ -36,6 +36,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What is looked at until it is as wanted is looked at this often.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Class of the volumes that the attacher's tests make; no test here touches them.
+pub const ATTACHED: &str = "attached";
+
 static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// See the module.
@@ -84,6 +87,10 @@ impl Bench {
         }
         let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
         for volume in volumes.list(&ListParams::default()).await.expect("volumes") {
+            // The attacher's tests run beside these.
+            if volume.spec.as_ref().and_then(|s| s.storage_class_name.as_deref()) == Some(ATTACHED) {
+                continue;
+            }
             let none = json!({"metadata": {"finalizers": null}});
             let _gone = volumes.delete(&volume.name_any(), &DeleteParams::default()).await;
             let _free = volumes.patch(&volume.name_any(), &PatchParams::default(), &Patch::Merge(none)).await;
