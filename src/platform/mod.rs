@@ -20,6 +20,7 @@ pub mod loopdev;
 pub mod mkfs;
 pub mod mount;
 pub mod namespace;
+pub mod nfs;
 pub mod process;
 pub mod quota;
 pub mod space;
