@@ -9,6 +9,8 @@
 //! Every function is blocking, bounded in time and idempotent: done twice, the second call finds what the first one left and
 //! changes nothing; interrupted anywhere and called again, it goes on.
 
+pub mod nfs;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;

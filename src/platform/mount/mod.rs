@@ -311,6 +311,16 @@ impl Host {
         .map_err(failed("mount", target))
     }
 
+    /// What is mounted below `target` from now on is seen in no other mount namespace, and the other way round.
+    ///
+    /// # Errors
+    /// The errno of mount(2).
+    pub fn make_private(&self, target: &Path) -> Result<()> {
+        self.enter("make private", target)?;
+        let none: Option<&str> = None;
+        nix::mount::mount(none, target, none, MsFlags::MS_PRIVATE, none).map_err(failed("mount", target))
+    }
+
     /// Unmounts the topmost mount at `target`; false when none was there. `lazy` is `MNT_DETACH`. Does not follow a
     /// symlink at `target` (`UMOUNT_NOFOLLOW`).
     ///

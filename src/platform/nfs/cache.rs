@@ -220,10 +220,7 @@ mod tests {
 
     #[test]
     fn a_handle_is_known_by_its_kind_and_its_bytes() {
-        assert_eq!(
-            handle("d", HandleKey::Root, Some(Path::new("/r"))),
-            "d 1 \\x00000000 2147483647 /r\n"
-        );
+        assert_eq!(handle("d", HandleKey::Root, Some(Path::new("/r"))), "d 1 \\x00000000 2147483647 /r\n");
         let number = 258_u64;
         let wanted: String = number.to_ne_bytes().iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(
@@ -238,15 +235,13 @@ mod tests {
 
     #[test]
     fn a_path_cannot_end_its_word() {
-        assert_eq!(
-            refused("d", Path::new("/a b\\c\nd\te")),
-            "d /a\\040b\\134c\\012d\\011e 2147483647\n"
-        );
+        assert_eq!(refused("d", Path::new("/a b\\c\nd\te")), "d /a\\040b\\134c\\012d\\011e 2147483647\n");
     }
 
     #[test]
     fn what_the_server_has_in_mind_is_read_back() {
-        let content = b"#path domain(flags)\n/r/a\\040b\tunion-csi:10.0.0.2(rw,no_root_squash,sync,wdelay,uuid=1)\n\
+        let content =
+            b"#path domain(flags)\n/r/a\\040b\tunion-csi:10.0.0.2(rw,no_root_squash,sync,wdelay,uuid=1)\n\
             # /r/c\tunion-csi:10.0.0.3()\n/r/d\t*(ro)\n# /r/e\td(rw)\n";
         let found = parse_exports(content);
         let short: Vec<_> =

@@ -34,7 +34,7 @@ impl Host {
     pub fn nfs_facilities(&self, roots: &NfsRoots) -> Result<NfsFacilities> {
         let text = |bytes: Option<Vec<u8>>| String::from_utf8_lossy(&bytes.unwrap_or_default()).into_owned();
         let known = text(self.read_file(&roots.filesystems, LIMIT)?);
-        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        let (release, _) = self.kernel()?;
         let directory = roots.modules.join(&release);
         let built_in = text(self.read_file(&directory.join("modules.builtin"), LIMIT)?);
         let modules = self.read_file(&directory.join("modules.dep"), LIMIT)?.map(|b| text(Some(b)));

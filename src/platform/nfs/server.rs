@@ -61,10 +61,7 @@ impl Host {
             return Ok(());
         }
         // Naming the kind makes the kernel load it; the directory to mount at appears with it.
-        drop(
-            rustix::mount::fsopen("nfsd", FsOpenFlags::FSOPEN_CLOEXEC)
-                .map_err(failed("fsopen", "nfsd"))?,
-        );
+        drop(rustix::mount::fsopen("nfsd", FsOpenFlags::FSOPEN_CLOEXEC).map_err(failed("fsopen", "nfsd"))?);
         self.mount_filesystem(Path::new("nfsd"), &roots.nfsd, "nfsd", MountAttr::default(), "")
     }
 
@@ -100,9 +97,10 @@ impl Host {
             let line = [serving.recovery.as_os_str().as_bytes(), b"\n"].concat();
             write_control(&file("nfsv4recoverydir"), &line)?;
         }
-        let nobody_to_wait_for = self.directory_names(&serving.recovery)?.is_none_or(|names| names.is_empty());
-        let listener = TcpListener::bind(serving.address)
-            .map_err(failed("listen", serving.address.to_string()))?;
+        let nobody_to_wait_for =
+            self.directory_names(&serving.recovery)?.is_none_or(|names| names.is_empty());
+        let listener =
+            TcpListener::bind(serving.address).map_err(failed("listen", serving.address.to_string()))?;
         // From here on the kernel holds the socket; it outlives this process.
         write_control(&file("portlist"), format!("{}\n", listener.as_raw_fd()).as_bytes())?;
         write_control(&file("threads"), format!("{}\n", serving.threads).as_bytes())?;
@@ -152,7 +150,8 @@ impl Host {
         let mut clients = Vec::new();
         for number in names.iter().filter_map(|n| n.to_str()?.parse::<u32>().ok()) {
             // One that goes in this moment is gone.
-            let Ok(Some(info)) = self.read_file(&directory.join(number.to_string()).join("info"), LIMIT) else {
+            let Ok(Some(info)) = self.read_file(&directory.join(number.to_string()).join("info"), LIMIT)
+            else {
                 continue;
             };
             clients.push(NfsClient { number, address: client_address(&String::from_utf8_lossy(&info)) });
@@ -171,7 +170,9 @@ impl Host {
         let path = control.clone();
         match self.probes.ask(&control, bound, move || write_control(&path, b"expire\n"))? {
             // ENOENT, ENXIO and EBADF: it went by itself.
-            Some(Err(error)) if matches!(error.errno(), Some(libc::ENOENT | libc::ENXIO | libc::EBADF)) => Ok(()),
+            Some(Err(error)) if matches!(error.errno(), Some(libc::ENOENT | libc::ENXIO | libc::EBADF)) => {
+                Ok(())
+            }
             Some(outcome) => outcome,
             None => Err(HostError::Timeout {
                 action: "the end of its requests",

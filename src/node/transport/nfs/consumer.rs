@@ -1,0 +1,328 @@
+//! The consumer's end: exports are mounted by the kernel's NFS client.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{IDENTITY, IDENTITY_LIMIT, Identity, kernel, name};
+use crate::node::transport::{
+    Attached, Consumer, Endpoint, ExportId, Link, Patience, Secret, TransportError,
+};
+use crate::platform::mount::{Liveness, MountEntry};
+use crate::platform::nfs::{NfsAnswer, NfsRoots, NfsTarget};
+use crate::platform::{Host, HostError};
+
+/// How long an owner may take for each of two short answers before it counts as not answering.
+const ANSWER: Duration = Duration::from_secs(3);
+/// How long a mount may take, at an owner that has just answered. It makes some dozen requests; an owner that came back a
+/// moment ago keeps clients waiting for a lease's time, 10 s at least.
+const MOUNT: Duration = Duration::from_secs(30);
+/// How long the last writes may take while an attachment ends.
+const UNMOUNT: Duration = Duration::from_secs(60);
+/// How long the kernel may take to take a mount away without the owner.
+const ABANDON: Duration = Duration::from_secs(5);
+
+/// Attaches exports of [`NfsOwner`](super::NfsOwner). See the module's documentation.
+///
+/// The kernel's client always waits ([`Patience::Wait`]). It could be told to give up by itself only at the mount, and then it
+/// would drop writes that were waiting. Who wants to give up after a while asks [`Consumer::attachments`] how an attachment
+/// stands, and ends it by [`Consumer::force_detach`].
+#[derive(Debug)]
+pub struct NfsConsumer {
+    host: Host,
+    roots: NfsRoots,
+    directory: PathBuf,
+    address: IpAddr,
+}
+
+impl NfsConsumer {
+    /// Mounts exports below `directory`; `address` is this node's on the storage network, which owners allow.
+    #[must_use]
+    pub fn new(host: Host, roots: NfsRoots, directory: PathBuf, address: IpAddr) -> Self {
+        Self { host, roots, directory, address }
+    }
+
+    fn point(&self, id: &ExportId) -> PathBuf {
+        self.directory.join(name::export(id))
+    }
+
+    fn mounted(&self, id: &ExportId) -> Result<Option<MountEntry>, TransportError> {
+        let mounts = self.host.mounts().map_err(kernel("read the table of mounts"))?;
+        Ok(mounts.at(&self.point(id)).filter(|e| is_nfs(e)).cloned())
+    }
+
+    /// Asks the owner whether it serves this node.
+    fn require_answer(&self, endpoint: &Endpoint) -> Result<(), TransportError> {
+        let answer = self.host.nfs_ask(endpoint.address, ANSWER).map_err(kernel("ask an NFS server"))?;
+        match answer {
+            NfsAnswer::Serves(own) | NfsAnswer::Denies(own) if own.to_canonical() != self.address => {
+                Err(TransportError::Unable {
+                    action: "attach by NFS",
+                    reason: format!(
+                        "the way to {} leads from address {own}, but this node's on the storage network is {}",
+                        endpoint.address, self.address
+                    ),
+                })
+            }
+            NfsAnswer::Serves(_) => Ok(()),
+            NfsAnswer::Denies(own) => Err(TransportError::Refused {
+                endpoint: told(endpoint),
+                reason: format!("it serves nothing to {own}"),
+            }),
+            NfsAnswer::Silent(reason) => {
+                Err(TransportError::Unreachable { endpoint: told(endpoint), reason })
+            }
+        }
+    }
+
+    /// Mounts the export, looks at what it is, and puts it at its place.
+    fn mount(&self, id: &ExportId, endpoint: &Endpoint) -> Result<(), TransportError> {
+        let target = NfsTarget { server: endpoint.address, path: endpoint.name.clone() };
+        let opened = self.host.nfs_open(&target, IDENTITY, IDENTITY_LIMIT, MOUNT);
+        let (tree, identity) = opened.map_err(|error| unmountable(endpoint, error))?;
+        if let Some(reason) = Identity::differs(identity.as_deref(), id) {
+            return Err(TransportError::Foreign {
+                endpoint: told(endpoint),
+                branch: id.branch.clone(),
+                reason,
+            });
+        }
+        let point = self.point(id);
+        let place = || format!("mount an NFS export at {}", point.display());
+        self.host.ensure_directory(&point, 0o700).map_err(kernel(place()))?;
+        // What is written while nothing is mounted here would be hidden later. Not every filesystem has the flag.
+        let _ = self.host.set_immutable(&point, true);
+        self.host.nfs_place(&tree, &point).map_err(kernel(place()))
+    }
+
+    fn remove_point(&self, id: &ExportId) -> Result<(), TransportError> {
+        let point = self.point(id);
+        if self.host.identity(&point).map_err(kernel("look at a mount point"))?.is_some() {
+            let _ = self.host.set_immutable(&point, false);
+            self.host.remove_directory(&point).map_err(kernel("remove a mount point"))?;
+        }
+        Ok(())
+    }
+
+    /// How what is mounted at `point` stands, when its owner answered so.
+    fn link(&self, point: &Path, owner: &NfsAnswer) -> Result<Link, TransportError> {
+        if matches!(owner, NfsAnswer::Silent(_)) {
+            return Ok(Link::Connecting);
+        }
+        match self.host.liveness(point, ANSWER).map_err(kernel("look at an NFS mount"))? {
+            Liveness::Alive => Ok(Link::Live),
+            Liveness::Dead(_) => Ok(Link::Dead),
+            Liveness::Hung => Ok(Link::Connecting),
+        }
+    }
+
+    fn attached(&self, id: &ExportId, endpoint: Endpoint, link: Link) -> Attached {
+        Attached { id: id.clone(), endpoint: Some(endpoint), at: Some(self.point(id)), link }
+    }
+}
+
+impl Consumer for NfsConsumer {
+    fn identity(&self) -> Result<String, TransportError> {
+        Ok(self.address.to_string())
+    }
+
+    fn attach(
+        &self,
+        id: &ExportId,
+        endpoint: &Endpoint,
+        secret: Option<&Secret>,
+        patience: Patience,
+    ) -> Result<Attached, TransportError> {
+        if secret.is_some() {
+            return Err(TransportError::Unable {
+                action: "authenticate by NFS",
+                reason: "owners know this node by its address only".to_owned(),
+            });
+        }
+        require_waiting(patience)?;
+        self.require_answer(endpoint)?;
+        if let Some(entry) = self.mounted(id)? {
+            let here = NfsTarget::parse(&entry.source, &entry.super_options);
+            let same = here.is_some_and(|t| t.server == endpoint.address && t.path == endpoint.name);
+            let link = self.link(&self.point(id), &NfsAnswer::Serves(self.address))?;
+            match link {
+                Link::Live if same => return Ok(self.attached(id, endpoint.clone(), link)),
+                Link::Live | Link::Connecting => {
+                    return Err(TransportError::InUse {
+                        branch: id.branch.clone(),
+                        device: self.point(id).display().to_string(),
+                    });
+                }
+                Link::Dead => self.force_detach(id)?,
+            }
+        }
+        self.mount(id, endpoint)?;
+        Ok(self.attached(id, endpoint.clone(), Link::Live))
+    }
+
+    fn set_patience(&self, id: &ExportId, patience: Patience) -> Result<(), TransportError> {
+        require_waiting(patience)?;
+        match self.mounted(id)? {
+            Some(_) => Ok(()),
+            None => Err(TransportError::Absent { branch: id.branch.clone(), what: "attached" }),
+        }
+    }
+
+    fn detach(&self, id: &ExportId) -> Result<(), TransportError> {
+        let point = self.point(id);
+        if let Some(entry) = self.mounted(id)? {
+            let unmounted = self.host.nfs_unmount(&point, UNMOUNT).map_err(|error| {
+                if error.is_busy() {
+                    let device = point.display().to_string();
+                    return TransportError::InUse { branch: id.branch.clone(), device };
+                }
+                kernel(format!("unmount {}", point.display()))(error)
+            })?;
+            if !unmounted {
+                return Err(TransportError::Unreachable {
+                    endpoint: entry.source,
+                    reason: "what was written last is not taken".to_owned(),
+                });
+            }
+        }
+        self.remove_point(id)
+    }
+
+    fn force_detach(&self, id: &ExportId) -> Result<(), TransportError> {
+        let point = self.point(id);
+        if self.mounted(id)?.is_some() {
+            let action = format!("take {} away", point.display());
+            self.host.nfs_abandon(&self.roots, &point, ABANDON).map_err(kernel(action))?;
+        }
+        self.remove_point(id)
+    }
+
+    fn attachments(&self) -> Result<Vec<Attached>, TransportError> {
+        let mounts = self.host.mounts().map_err(kernel("read the table of mounts"))?;
+        let mut answers = BTreeMap::new();
+        let mut found = Vec::new();
+        for entry in mounts.below(&self.directory).filter(|e| is_nfs(e)) {
+            let here = entry.mount_point.parent() == Some(&self.directory);
+            let id = entry.mount_point.file_name().filter(|_| here).and_then(name::parse);
+            let target = NfsTarget::parse(&entry.source, &entry.super_options);
+            let (Some(id), Some(target)) = (id, target) else { continue };
+            // Each owner is asked once, however many of its branches are here.
+            let answer = match answers.get(&target.server) {
+                Some(answer) => answer,
+                None => {
+                    let answer =
+                        self.host.nfs_ask(target.server, ANSWER).map_err(kernel("ask an NFS server"))?;
+                    answers.entry(target.server).or_insert(answer)
+                }
+            };
+            let link = self.link(&entry.mount_point, answer)?;
+            let endpoint = Endpoint { address: target.server, name: target.path };
+            found.push(self.attached(&id, endpoint, link));
+        }
+        found.sort_by(|a, b| a.id.cmp(&b.id));
+        Ok(found)
+    }
+}
+
+fn is_nfs(entry: &MountEntry) -> bool {
+    entry.fs_type == "nfs4"
+}
+
+fn require_waiting(patience: Patience) -> Result<(), TransportError> {
+    match patience {
+        Patience::Wait => Ok(()),
+        Patience::GiveUpAfter(_) => Err(TransportError::Unable {
+            action: "make an NFS attachment give up by itself",
+            reason: "the kernel's client would drop writes that wait; end the attachment by force when it has waited \
+                     long enough"
+                .to_owned(),
+        }),
+    }
+}
+
+fn told(endpoint: &Endpoint) -> String {
+    format!("{}{}", endpoint.address, endpoint.name)
+}
+
+fn unmountable(endpoint: &Endpoint, error: HostError) -> TransportError {
+    let reason = error.to_string();
+    let endpoint_told = told(endpoint);
+    match (&error, error.errno()) {
+        (HostError::Timeout { .. }, _)
+        | (_, Some(libc::ECONNREFUSED | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
+            TransportError::Unreachable { endpoint: endpoint_told, reason }
+        }
+        (_, Some(libc::ENOENT | libc::EACCES | libc::EPERM | libc::ESTALE)) => TransportError::Refused {
+            endpoint: endpoint_told,
+            reason: format!("it exports no such branch to this node ({reason})"),
+        },
+        (_, Some(libc::ENODEV)) => TransportError::Unable {
+            action: "attach by NFS",
+            reason: "this kernel has no NFS client (nfsv4)".to_owned(),
+        },
+        _ => kernel(format!("mount {endpoint_told}"))(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn consumer(directory: &Path) -> NfsConsumer {
+        let address = "127.0.0.1".parse().unwrap();
+        NfsConsumer::new(Host::new(), NfsRoots::default(), directory.to_owned(), address)
+    }
+
+    fn id() -> ExportId {
+        ExportId { branch: "v-0".parse().unwrap(), generation: crate::node::transport::Generation(1) }
+    }
+
+    #[test]
+    fn an_owner_that_is_not_there_is_unreachable_and_nothing_is_left() {
+        let directory = tempfile::tempdir().unwrap();
+        let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let endpoint = Endpoint { address: closed, name: "/v-0@1".to_owned() };
+        let outcome = consumer(directory.path()).attach(&id(), &endpoint, None, Patience::Wait);
+        assert!(matches!(outcome, Err(TransportError::Unreachable { .. })), "{outcome:?}");
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn giving_up_by_itself_and_secrets_are_refused_before_anything_is_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let consumer = consumer(directory.path());
+        let endpoint = Endpoint { address: "127.0.0.1:1".parse().unwrap(), name: "/v-0@1".to_owned() };
+        let impatient = Patience::GiveUpAfter(Duration::from_secs(1));
+        let outcome = consumer.attach(&id(), &endpoint, None, impatient);
+        assert!(matches!(outcome, Err(TransportError::Unable { .. })), "{outcome:?}");
+        let secret = Secret("x".to_owned());
+        let outcome = consumer.attach(&id(), &endpoint, Some(&secret), Patience::Wait);
+        assert!(matches!(outcome, Err(TransportError::Unable { .. })), "{outcome:?}");
+        let outcome = consumer.set_patience(&id(), Patience::Wait);
+        assert!(matches!(outcome, Err(TransportError::Absent { .. })), "{outcome:?}");
+    }
+
+    #[test]
+    fn what_is_not_attached_is_ended_already() {
+        let directory = tempfile::tempdir().unwrap();
+        let consumer = consumer(directory.path());
+        consumer.detach(&id()).unwrap();
+        consumer.force_detach(&id()).unwrap();
+        assert_eq!(consumer.attachments().unwrap(), []);
+    }
+
+    #[test]
+    fn what_the_kernel_answers_to_a_mount_is_told_in_the_words_of_the_contract() {
+        let endpoint = Endpoint { address: "10.0.0.1:2049".parse().unwrap(), name: "/v-0@1".to_owned() };
+        let of = |errno| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            unmountable(&endpoint, HostError::Syscall { call: "mount", subject: "x".to_owned(), source })
+        };
+        assert!(matches!(of(libc::ENOENT), TransportError::Refused { .. }));
+        assert!(matches!(of(libc::EACCES), TransportError::Refused { .. }));
+        assert!(matches!(of(libc::ETIMEDOUT), TransportError::Unreachable { .. }));
+        assert!(matches!(of(libc::ENODEV), TransportError::Unable { .. }));
+        assert!(matches!(of(libc::ENOMEM), TransportError::Kernel { .. }));
+    }
+}

@@ -1,0 +1,412 @@
+//! The owner's end: exports are directories that are bound where the kernel's server looks.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use super::{IDENTITY, IDENTITY_LIMIT, Identity, kernel, name};
+use crate::domain::{BranchId, Bytes};
+use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source, TransportError};
+use crate::platform::mount::{MountAttr, MountTable};
+use crate::platform::nfs::cache::{self, Cache, HandleKey};
+use crate::platform::nfs::{NfsRoots, NfsServing};
+use crate::platform::{Host, HostError};
+
+/// Source of the tmpfs that holds the mount points; it tells that the server is ours.
+const TMPFS: &str = "union-csi-nfs";
+/// Some thousand empty directories.
+const TMPFS_OPTIONS: &str = "size=16m,mode=0755";
+
+/// How long requests that are being worked on may take to end by themselves: a busy disk.
+const DRAIN: Duration = Duration::from_secs(2);
+/// How long they may take after all that the peer has open was taken, and how long that taking may last.
+const EXPIRE: Duration = Duration::from_secs(20);
+/// Between two looks whether they have ended.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Exports directories by the kernel's NFS server. See the module's documentation.
+#[derive(Debug)]
+pub struct NfsOwner {
+    host: Host,
+    roots: NfsRoots,
+    serving: NfsServing,
+    root: PathBuf,
+    /// The kernel's files are written by one at a time.
+    turn: Mutex<()>,
+}
+
+impl NfsOwner {
+    /// Serves as `serving` tells, with mount points below `root` (a directory that is gone after a restart of the machine,
+    /// such as one below `/run`, and is in the mount namespace that the machine's own programs are in). Nothing is done yet.
+    #[must_use]
+    pub fn new(host: Host, roots: NfsRoots, serving: NfsServing, root: PathBuf) -> Self {
+        Self { host, roots, serving, root, turn: Mutex::default() }
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn mounts(&self) -> Result<MountTable, TransportError> {
+        self.host.mounts().map_err(kernel("read the table of mounts"))
+    }
+
+    fn export_point(&self, id: &ExportId) -> PathBuf {
+        self.root.join("exports").join(name::export(id))
+    }
+
+    fn peer_root(&self, peer: IpAddr) -> PathBuf {
+        self.root.join("peers").join(peer.to_string())
+    }
+
+    fn peer_point(&self, peer: IpAddr, id: &ExportId) -> PathBuf {
+        self.peer_root(peer).join(name::export(id))
+    }
+
+    fn endpoint(&self, id: &ExportId) -> Endpoint {
+        Endpoint { address: self.serving.address, name: format!("/{}", name::export(id)) }
+    }
+
+    /// The exports that stand.
+    fn standing(&self, mounts: &MountTable) -> BTreeSet<ExportId> {
+        let directory = self.root.join("exports");
+        let below = mounts.below(&directory).filter(|e| e.mount_point.parent() == Some(&directory));
+        below.filter_map(|e| name::parse(e.mount_point.file_name()?)).collect()
+    }
+
+    /// Who may use what.
+    fn rights(&self, mounts: &MountTable) -> BTreeSet<(IpAddr, ExportId)> {
+        let directory = self.root.join("peers");
+        let right = |point: &Path| {
+            let peer = point.strip_prefix(&directory).ok()?.parent()?.to_str()?.parse().ok()?;
+            Some((peer, name::parse(point.file_name()?)?))
+        };
+        mounts.below(&directory).filter_map(|e| right(&e.mount_point)).collect()
+    }
+
+    /// Makes the server run, as ours.
+    fn ensure_serving(&self) -> Result<(), TransportError> {
+        let unable = |reason: String| TransportError::Unable { action: "export by NFS", reason };
+        self.host.nfs_server_ready(&self.roots).map_err(|error| match error.errno() {
+            Some(libc::ENODEV) => unable("this kernel has no NFS server (nfsd)".to_owned()),
+            _ => kernel("make the kernel's NFS server available")(error),
+        })?;
+        let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
+        let exports = self.host.nfs_exports(&self.roots).map_err(kernel("read what is exported by NFS"))?;
+        let foreign = exports.iter().find(|e| e.granted && !name::is_ours(&e.domain));
+        if let Some(entry) = foreign {
+            return Err(unable(format!(
+                "this machine's NFS server exports {} to {} already, and the kernel has one server only: stop that \
+                 (nfs-server.service), or use image branches here",
+                entry.path.display(),
+                entry.domain
+            )));
+        }
+        if state.threads > 0 {
+            return match state.recovery {
+                Some(recovery) if recovery != self.serving.recovery => Err(unable(format!(
+                    "this machine's NFS server runs for someone else (it notes its clients in {}): stop it \
+                     (nfs-server.service), or use image branches here",
+                    recovery.display()
+                ))),
+                _ => Ok(()),
+            };
+        }
+        let start = format!("start the NFS server at {}", self.serving.address);
+        self.host.nfs_server_start(&self.roots, &self.serving).map_err(kernel(start))
+    }
+
+    /// Makes the tmpfs that holds the mount points.
+    fn ensure_root(&self) -> Result<(), TransportError> {
+        let make = "make the directory of NFS exports";
+        if self.mounts()?.at(&self.root).is_none_or(|e| e.source != TMPFS) {
+            self.host.ensure_directory(&self.root, 0o755).map_err(kernel(make))?;
+            let attr = MountAttr { nosuid: true, nodev: true, noexec: true, ..MountAttr::default() };
+            let source = Path::new(TMPFS);
+            self.host
+                .mount_filesystem(source, &self.root, "tmpfs", attr, TMPFS_OPTIONS)
+                .and_then(|()| self.host.make_private(&self.root))
+                .map_err(kernel("mount the directory of NFS exports"))?;
+        }
+        for name in ["exports", "peers"] {
+            self.host.ensure_directory(&self.root.join(name), 0o755).map_err(kernel(make))?;
+        }
+        Ok(())
+    }
+
+    /// Binds `from` at `to`, unless it is there.
+    fn ensure_bound(&self, from: &Path, to: &Path) -> Result<(), TransportError> {
+        if self.mounts()?.at(to).is_some() {
+            return Ok(());
+        }
+        let action = format!("bind {} to export it", from.display());
+        self.host
+            .ensure_directory(to, 0o755)
+            .and_then(|_| self.host.bind(from, to, MountAttr::default()))
+            .map_err(kernel(action))
+    }
+
+    fn write(&self, cache: Cache, line: &str) -> Result<(), TransportError> {
+        let action = format!("tell the NFS server what it exports ({})", cache.name());
+        self.host.nfs_cache_write(&self.roots, cache, line).map_err(kernel(action))
+    }
+
+    /// How handles of an export begin: both ways, because it may be the root of its filesystem.
+    fn keys(&self, id: &ExportId, point: &Path) -> Result<[HandleKey; 2], TransportError> {
+        let found = self.host.identity(point).map_err(kernel("look at an export"))?;
+        let inode = found.map_or(0, |f| f.inode);
+        let uuid = name::uuid(id);
+        Ok([HandleKey::Uuid(uuid), HandleKey::InodeUuid(inode, uuid)])
+    }
+
+    /// Tells the server of a right for which a directory is bound.
+    fn grant(&self, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
+        let (domain, root, point) = (name::domain(peer), self.peer_root(peer), self.peer_point(peer, id));
+        self.write(Cache::Addresses, &cache::address(peer, &domain))?;
+        self.write(Cache::Exports, &cache::root(&domain, &root))?;
+        self.write(Cache::Handles, &cache::handle(&domain, HandleKey::Root, Some(&root)))?;
+        self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id)))?;
+        for key in self.keys(id, &point)? {
+            self.write(Cache::Handles, &cache::handle(&domain, key, Some(&point)))?;
+        }
+        Ok(())
+    }
+
+    /// Takes rights away, and returns when nothing of them is used any more.
+    fn revoke(&self, gone: &BTreeSet<(IpAddr, ExportId)>) -> Result<(), TransportError> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        // First every later request is refused: with what it was asked for by name, and by handle.
+        for (peer, id) in gone {
+            let (domain, point) = (name::domain(*peer), self.peer_point(*peer, id));
+            self.write(Cache::Addresses, &cache::address(*peer, &domain))?;
+            self.write(Cache::Exports, &cache::refused(&domain, &point))?;
+            for key in self.keys(id, &point)? {
+                self.write(Cache::Handles, &cache::handle(&domain, key, None))?;
+            }
+        }
+        self.renew(gone)?;
+        let mut left = self.release(gone, DRAIN)?;
+        if !left.is_empty() {
+            let peers: BTreeSet<IpAddr> = left.iter().map(|(peer, _)| *peer).collect();
+            self.expire(&peers)?;
+            // The server keeps files open for a while that no one has open any more; emptying the cache closes them.
+            self.renew(gone)?;
+            left = self.release(&left, EXPIRE)?;
+        }
+        match left.first() {
+            None => Ok(()),
+            Some((peer, id)) => Err(TransportError::Kernel {
+                action: format!("fence {peer} from branch {}: requests of it are still worked on", id.branch),
+                source: std::io::Error::from_raw_os_error(libc::EBUSY),
+            }),
+        }
+    }
+
+    /// Makes the server let go of all that it remembers of exports, and tells it again of what stays. In between clients
+    /// wait; should this process end in between, they wait until the rights are given again.
+    fn renew(&self, gone: &BTreeSet<(IpAddr, ExportId)>) -> Result<(), TransportError> {
+        // A refusal by handle must not be missing for a moment in which a later right is there.
+        for cache in [Cache::Handles, Cache::Exports] {
+            let action = "make the NFS server let go of exports";
+            self.host.nfs_cache_flush(&self.roots, cache).map_err(kernel(action))?;
+        }
+        for (peer, id) in gone {
+            for key in self.keys(id, &self.peer_point(*peer, id))? {
+                self.write(Cache::Handles, &cache::handle(&name::domain(*peer), key, None))?;
+            }
+        }
+        for (peer, id) in self.rights(&self.mounts()?).difference(gone) {
+            self.grant(*peer, id)?;
+        }
+        Ok(())
+    }
+
+    /// Unmounts what was bound for rights, without force, for at most `bound`; tells which the kernel still uses.
+    fn release(
+        &self,
+        rights: &BTreeSet<(IpAddr, ExportId)>,
+        bound: Duration,
+    ) -> Result<BTreeSet<(IpAddr, ExportId)>, TransportError> {
+        let deadline = Instant::now() + bound;
+        let mut left = BTreeSet::new();
+        for (peer, id) in rights {
+            let point = self.peer_point(*peer, id);
+            loop {
+                match self.host.unmount(&point, false) {
+                    Ok(_) => {
+                        self.host.remove_directory(&point).map_err(kernel("remove a mount point"))?;
+                        break;
+                    }
+                    Err(error) if error.is_busy() && Instant::now() < deadline => sleep(PAUSE),
+                    Err(error) if error.is_busy() => {
+                        left.insert((*peer, id.clone()));
+                        break;
+                    }
+                    Err(error) => return Err(kernel("unmount an export")(error)),
+                }
+            }
+        }
+        Ok(left)
+    }
+
+    /// Takes all that the peers have open here.
+    fn expire(&self, peers: &BTreeSet<IpAddr>) -> Result<(), TransportError> {
+        let clients = self.host.nfs_clients(&self.roots).map_err(kernel("list the NFS clients"))?;
+        for client in clients.iter().filter(|c| c.address.is_some_and(|a| peers.contains(&a))) {
+            let action = "end what a fenced NFS client has open";
+            self.host.nfs_client_expire(&self.roots, client.number, EXPIRE).map_err(kernel(action))?;
+        }
+        Ok(())
+    }
+
+    /// Ends an export and every right on it.
+    fn end(&self, id: &ExportId) -> Result<(), TransportError> {
+        let rights = self.rights(&self.mounts()?);
+        let gone: BTreeSet<_> = rights.into_iter().filter(|(_, of)| of == id).collect();
+        self.revoke(&gone)?;
+        let point = self.export_point(id);
+        // Nothing uses it; but whoever lists mounts at this moment may hold it.
+        self.host
+            .unmount(&point, true)
+            .and_then(|_| self.host.remove_directory(&point))
+            .map_err(kernel("unmount an export"))?;
+        Ok(())
+    }
+
+    fn write_identity(&self, directory: &Path, id: &ExportId) -> Result<(), TransportError> {
+        let path = directory.join(IDENTITY);
+        let text = Identity::of(id).text();
+        let found =
+            self.host.read_file(&path, IDENTITY_LIMIT).map_err(kernel("read an export's identity"))?;
+        if found.as_deref() == Some(&text) {
+            return Ok(());
+        }
+        self.host.write_atomic(&path, &text).map_err(kernel("write an export's identity"))
+    }
+
+    /// The filesystem that holds the directory must be able to find a file by its handle.
+    fn require_exportable(&self, directory: &Path) -> Result<(), TransportError> {
+        let mounts = self.mounts()?;
+        match mounts.containing(directory) {
+            Some(entry) if entry.fs_type == "overlay" || entry.fs_type.starts_with("fuse") => {
+                Err(TransportError::Unable {
+                    action: "export by NFS",
+                    reason: format!(
+                        "{} lies on {}, which cannot be exported: put the pool on ext4, XFS or btrfs",
+                        directory.display(),
+                        entry.fs_type
+                    ),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Owner for NfsOwner {
+    fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError> {
+        let Source::Directory(directory) = source else {
+            return Err(TransportError::Unable {
+                action: "export an image by NFS",
+                reason: "NFS carries directories; images go over NVMe/TCP".to_owned(),
+            });
+        };
+        let _turn = self.turn();
+        let look = || kernel(format!("look at {}", directory.display()));
+        let wanted = self.host.identity(directory).map_err(look())?.filter(|f| f.directory);
+        let Some(wanted) = wanted else {
+            return Err(look()(HostError::Syscall {
+                call: "opendir",
+                subject: directory.display().to_string(),
+                source: std::io::Error::from_raw_os_error(libc::ENOTDIR),
+            }));
+        };
+        self.require_exportable(directory)?;
+        for other in self.standing(&self.mounts()?).into_iter().filter(|e| e.branch == id.branch) {
+            if other.generation > id.generation {
+                return Err(TransportError::Outdated {
+                    branch: id.branch.clone(),
+                    asked: id.generation,
+                    current: other.generation,
+                });
+            }
+            // The same directory; after its disk went and came back, another filesystem.
+            let bound = self.host.identity(&self.export_point(&other)).ok().flatten();
+            if other.generation < id.generation || bound != Some(wanted) {
+                self.end(&other)?;
+            }
+        }
+        self.ensure_serving()?;
+        self.ensure_root()?;
+        self.write_identity(directory, id)?;
+        self.ensure_bound(directory, &self.export_point(id))?;
+        Ok(self.endpoint(id))
+    }
+
+    fn allow(&self, id: &ExportId, peer: &Peer, secret: Option<&Secret>) -> Result<(), TransportError> {
+        if secret.is_some() {
+            return Err(TransportError::Unable {
+                action: "authenticate a peer by NFS",
+                reason: "it knows peers by their address only".to_owned(),
+            });
+        }
+        let peer = name::address(peer)?;
+        let _turn = self.turn();
+        let standing = self.standing(&self.mounts()?);
+        if !standing.contains(id) {
+            let later = standing.iter().find(|e| e.branch == id.branch && e.generation > id.generation);
+            return Err(match later {
+                Some(later) => TransportError::Outdated {
+                    branch: id.branch.clone(),
+                    asked: id.generation,
+                    current: later.generation,
+                },
+                None => TransportError::Absent { branch: id.branch.clone(), what: "exported" },
+            });
+        }
+        self.ensure_serving()?;
+        self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id))?;
+        self.grant(peer, id)
+    }
+
+    fn fence(&self, id: &ExportId, peer: &Peer) -> Result<(), TransportError> {
+        let peer = name::address(peer)?;
+        let _turn = self.turn();
+        let rights = self.rights(&self.mounts()?);
+        let gone = rights.into_iter().filter(|(p, e)| *p == peer && e.branch == id.branch).collect();
+        self.revoke(&gone)
+    }
+
+    fn unexport(&self, branch: &BranchId) -> Result<(), TransportError> {
+        let _turn = self.turn();
+        let mounts = self.mounts()?;
+        // Also what is left of an end that was cut short.
+        let rights = self.rights(&mounts).into_iter().map(|(_, id)| id);
+        let all: BTreeSet<ExportId> = self.standing(&mounts).into_iter().chain(rights).collect();
+        all.iter().filter(|id| id.branch == *branch).try_for_each(|id| self.end(id))
+    }
+
+    fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
+        Err(TransportError::Unable {
+            action: "grow an export by NFS",
+            reason: format!("branch {} is a directory: its consumers see its room at once", id.branch),
+        })
+    }
+
+    fn exports(&self) -> Result<Vec<Exported>, TransportError> {
+        let mounts = self.mounts()?;
+        let (standing, rights) = (self.standing(&mounts), self.rights(&mounts));
+        let all: BTreeSet<&ExportId> = standing.iter().chain(rights.iter().map(|(_, id)| id)).collect();
+        let tell = |id: &ExportId| Exported {
+            id: id.clone(),
+            endpoint: standing.contains(id).then(|| self.endpoint(id)),
+            allowed: rights.iter().filter(|(_, e)| e == id).map(|(peer, _)| peer.to_string()).collect(),
+        };
+        Ok(all.into_iter().map(tell).collect())
+    }
+}
