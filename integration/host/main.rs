@@ -12,6 +12,7 @@ mod executor;
 mod faults;
 mod leaders;
 mod lifecycle;
+mod nfs;
 mod overhead;
 mod platform;
 mod platform_fuse;

@@ -108,6 +108,27 @@ impl HostError {
         self.errno() == Some(libc::EPERM)
     }
 
+    /// True where the kernel lacks it (ENODEV): a kind of filesystem, a device.
+    #[must_use]
+    pub fn is_lacking(&self) -> bool {
+        self.errno() == Some(libc::ENODEV)
+    }
+
+    /// True where the other end of a network does not answer (ECONNREFUSED, ETIMEDOUT, EHOSTUNREACH, ENETUNREACH), or
+    /// something did not in time.
+    #[must_use]
+    pub fn is_unanswered(&self) -> bool {
+        let silent = [libc::ECONNREFUSED, libc::ETIMEDOUT, libc::EHOSTUNREACH, libc::ENETUNREACH];
+        matches!(self, Self::Timeout { .. }) || self.errno().is_some_and(|errno| silent.contains(&errno))
+    }
+
+    /// True where the other end of a network does not give it to us (EACCES, EPERM), has no such thing (ENOENT), or has it
+    /// no more (ESTALE).
+    #[must_use]
+    pub fn is_withheld(&self) -> bool {
+        matches!(self.errno(), Some(libc::EACCES | libc::EPERM | libc::ENOENT | libc::ESTALE))
+    }
+
     /// True where something still uses it (EBUSY).
     #[must_use]
     pub fn is_busy(&self) -> bool {

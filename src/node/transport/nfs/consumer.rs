@@ -247,21 +247,17 @@ fn told(endpoint: &Endpoint) -> String {
 
 fn unmountable(endpoint: &Endpoint, error: HostError) -> TransportError {
     let reason = error.to_string();
-    let endpoint_told = told(endpoint);
-    match (&error, error.errno()) {
-        (HostError::Timeout { .. }, _)
-        | (_, Some(libc::ECONNREFUSED | libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
-            TransportError::Unreachable { endpoint: endpoint_told, reason }
-        }
-        (_, Some(libc::ENOENT | libc::EACCES | libc::EPERM | libc::ESTALE)) => TransportError::Refused {
-            endpoint: endpoint_told,
-            reason: format!("it exports no such branch to this node ({reason})"),
-        },
-        (_, Some(libc::ENODEV)) => TransportError::Unable {
-            action: "attach by NFS",
-            reason: "this kernel has no NFS client (nfsv4)".to_owned(),
-        },
-        _ => kernel(format!("mount {endpoint_told}"))(error),
+    let endpoint = told(endpoint);
+    if error.is_unanswered() {
+        TransportError::Unreachable { endpoint, reason }
+    } else if error.is_withheld() {
+        let reason = format!("it exports no such branch to this node ({reason})");
+        TransportError::Refused { endpoint, reason }
+    } else if error.is_lacking() {
+        let reason = "this kernel has no NFS client (nfsv4)".to_owned();
+        TransportError::Unable { action: "attach by NFS", reason }
+    } else {
+        kernel(format!("mount {endpoint}"))(error)
     }
 }
 

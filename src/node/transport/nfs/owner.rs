@@ -90,9 +90,12 @@ impl NfsOwner {
     /// Makes the server run, as ours.
     fn ensure_serving(&self) -> Result<(), TransportError> {
         let unable = |reason: String| TransportError::Unable { action: "export by NFS", reason };
-        self.host.nfs_server_ready(&self.roots).map_err(|error| match error.errno() {
-            Some(libc::ENODEV) => unable("this kernel has no NFS server (nfsd)".to_owned()),
-            _ => kernel("make the kernel's NFS server available")(error),
+        self.host.nfs_server_ready(&self.roots).map_err(|error| {
+            if error.is_lacking() {
+                unable("this kernel has no NFS server (nfsd)".to_owned())
+            } else {
+                kernel("make the kernel's NFS server available")(error)
+            }
         })?;
         let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
         let exports = self.host.nfs_exports(&self.roots).map_err(kernel("read what is exported by NFS"))?;
@@ -202,7 +205,7 @@ impl NfsOwner {
             None => Ok(()),
             Some((peer, id)) => Err(TransportError::Kernel {
                 action: format!("fence {peer} from branch {}: requests of it are still worked on", id.branch),
-                source: std::io::Error::from_raw_os_error(libc::EBUSY),
+                source: std::io::ErrorKind::ResourceBusy.into(),
             }),
         }
     }
@@ -323,7 +326,7 @@ impl Owner for NfsOwner {
             return Err(look()(HostError::Syscall {
                 call: "opendir",
                 subject: directory.display().to_string(),
-                source: std::io::Error::from_raw_os_error(libc::ENOTDIR),
+                source: std::io::ErrorKind::NotADirectory.into(),
             }));
         };
         self.require_exportable(directory)?;
