@@ -3,6 +3,8 @@
 //! Where this kernel has no NFS the test says so and is ignored; the virtual machines of `scripts/test` have it. There is one
 //! NFS server in a kernel, so that all of it is one test.
 
+#![allow(clippy::unwrap_used, reason = "it is a test, whatever clippy takes its helpers for")]
+
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
