@@ -13,31 +13,54 @@ MODULES=(crc32c_generic virtio_pci virtio_blk virtio_rng loop ext4 xfs btrfs fus
 # Which parts of Python's library the tests' short programs need; the whole is larger than all the rest.
 PYTHON_LIBRARY=(encodings collections json re importlib sqlite3)
 
+# Which kernel: Debian's own of this release, or the one of its backports.
+KERNEL=${KERNEL:-stable}
+
 # vm_prepare: checks for the programs, unpacks the kernel once, and makes the directory for this run's files, WORK.
 vm_prepare() {
     need qemu-system-x86_64 qemu-system-x86 busybox busybox-static cpio cpio depmod kmod setfacl acl curl curl xfs_io xfsprogs
     need_host_programs
-    mkdir -p "$CACHE"
-    # Several may run at the same time.
-    exec 9>"$CACHE/lock"
-    flock 9
-    if ! compgen -G "$CACHE/kernel/lib/modules/*/modules.dep" >/dev/null; then
-        local package
-        rm -rf "$CACHE/kernel" "$CACHE"/*.deb
-        apt-get update -qq
-        package=$(apt-cache depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*-amd64\).*/\1/p' | head -n 1)
-        [ -n "$package" ] || { echo "no kernel package linux-image-amd64 in this machine's package lists"; exit 77; }
-        step "unpacking $package"
-        (cd "$CACHE" && apt-get download -qq "$package" 2>/dev/null && dpkg-deb -x "$package"_*.deb kernel && rm -f ./*.deb)
-        depmod -b "$CACHE/kernel" "$(basename "$CACHE"/kernel/lib/modules/*)"
-    fi
-    exec 9>&-
-    RELEASE=$(basename "$CACHE"/kernel/lib/modules/*)
+    vm_kernel
     WORK=$(mktemp -d /tmp/union-csi-vm.XXXXXX)
     QEMU=
     trap vm_cleanup EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
+}
+
+# vm_kernel: unpacks the kernel's package, once, at KERNEL_FILES; RELEASE is what it calls itself.
+vm_kernel() {
+    local apt=() package
+    case $KERNEL in
+    stable) KERNEL_FILES="$CACHE/kernel" ;;
+    backports) KERNEL_FILES="$CACHE/kernel-backports" ;;
+    *) die "KERNEL is stable or backports, not $KERNEL." ;;
+    esac
+    mkdir -p "$CACHE"
+    # Several may run at the same time.
+    exec 9>"$CACHE/lock"
+    flock 9
+    if ! compgen -G "$KERNEL_FILES/lib/modules/*/modules.dep" >/dev/null; then
+        rm -rf "$KERNEL_FILES" "$CACHE"/*.deb
+        if [ "$KERNEL" = backports ]; then
+            # Package lists of their own: this machine's configuration stays as it is.
+            mkdir -p "$CACHE"/apt/{lists/partial,cache/archives/partial}
+            (. /etc/os-release && echo "deb http://deb.debian.org/debian ${VERSION_CODENAME:-none}-backports main") >"$CACHE/apt/sources.list"
+            apt=(-o "Dir::Etc::SourceList=$CACHE/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null
+                -o "Dir::State::Lists=$CACHE/apt/lists" -o "Dir::Cache=$CACHE/apt/cache")
+        fi
+        apt-get "${apt[@]}" update -qq
+        package=$(apt-cache "${apt[@]}" depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*-amd64\).*/\1/p' | head -n 1)
+        [ -n "$package" ] || { echo "no kernel package linux-image-amd64 ($KERNEL) in the package lists"; exit 77; }
+        step "unpacking $package"
+        (cd "$CACHE" && apt-get "${apt[@]}" download -qq "$package" 2>/dev/null &&
+            dpkg-deb -x "$package"_*.deb "$KERNEL_FILES" && rm -rf ./*.deb apt)
+        # Newer packages have their modules compressed, which the smallest readers do not know.
+        find "$KERNEL_FILES/lib/modules" -name '*.ko.xz' -exec xz -d {} +
+        depmod -b "$KERNEL_FILES" "$(basename "$KERNEL_FILES"/lib/modules/*)"
+    fi
+    exec 9>&-
+    RELEASE=$(basename "$KERNEL_FILES"/lib/modules/*)
 }
 
 # shellcheck disable=SC2317 # called by the trap
@@ -57,8 +80,8 @@ vm_add() {
     done
 }
 
-# vm_root: everything that each boot needs, as WORK/base.cpio.gz. What it runs is /run-this, which vm_boot adds.
-vm_root() {
+# vm_tree: the programs and the kernel's modules, at WORK/root.
+vm_tree() {
     local root="$WORK/root" program module file
     mkdir -p "$root"/{bin,sbin,usr/bin,usr/sbin,usr/lib,proc,sys,dev,tmp,etc,run,lib/modules,lib64,mnt,srv}
     ln -s /proc/self/mounts "$root/etc/mtab"
@@ -84,12 +107,18 @@ vm_root() {
     printf 'root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n' >"$root/etc/passwd"
     printf 'root:x:0:\nnogroup:x:65534:\n' >"$root/etc/group"
     for module in "${MODULES[@]}"; do
-        modprobe -d "$CACHE/kernel" -S "$RELEASE" --show-depends "$module" 2>/dev/null |
+        modprobe -d "$KERNEL_FILES" -S "$RELEASE" --show-depends "$module" 2>/dev/null |
             sed -n 's/^insmod \([^ ]*\).*/\1/p' | while read -r file; do
             install -D "$file" "$root/lib/modules/$RELEASE/${file#*"/lib/modules/$RELEASE/"}"
         done
     done
     depmod -b "$root" "$RELEASE" 2>/dev/null
+}
+
+# vm_root: everything that each boot needs, as WORK/base.cpio.gz. What it runs is /run-this, which vm_start adds.
+vm_root() {
+    local root="$WORK/root"
+    vm_tree
     cat >"$root/init" <<INIT
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -125,7 +154,7 @@ vm_start() {
     : >"$console"
     qemu-system-x86_64 \
         -accel tcg,thread=multi,tb-size=64 -cpu max -m 1536 -smp 1 -nodefaults -no-user-config -display none -no-reboot \
-        -kernel "$CACHE/kernel/boot/vmlinuz-$RELEASE" -initrd "$WORK/initramfs" \
+        -kernel "$KERNEL_FILES/boot/vmlinuz-$RELEASE" -initrd "$WORK/initramfs" \
         -append 'console=ttyS0 quiet panic=-1 mitigations=off audit=0 random.trust_cpu=on' \
         -serial file:"$console" -device virtio-rng-pci "$@" 2>"$WORK/qemu.err" &
     QEMU=$!

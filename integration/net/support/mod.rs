@@ -1,0 +1,19 @@
+//! Several small virtual machines on a network of their own.
+
+#![allow(dead_code, reason = "each test uses some of it")]
+
+mod channel;
+mod image;
+mod machine;
+mod network;
+mod shared;
+mod switch;
+mod trouble;
+
+pub use machine::{Machine, Output, Running};
+pub use network::{Network, Options};
+pub use shared::{on, on_shared};
+pub use trouble::Trouble;
+
+/// What tests return: the first thing that did not go as it should ends them.
+pub type Result<T = ()> = std::result::Result<T, Trouble>;

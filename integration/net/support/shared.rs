@@ -1,0 +1,90 @@
+//! One network of three machines that tests hand on to each other, since a start takes longer than most tests.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::Result;
+use super::network::{Network, Options};
+
+/// Nobody's between two tests.
+static SHARED: Mutex<Option<Network>> = Mutex::new(None);
+
+/// What a test must not leave behind: mounts of disks, devices of every kind, exports. A machine with any of it is started
+/// anew for the next test.
+const LEFT: &str = r#"
+    left=$(
+        grep -E '^(/dev/|[^ ]+:/)' /proc/mounts | grep -v ' /programs ' || true
+        ls -d /sys/class/nvme/nvme* /sys/kernel/config/nvmet/subsystems/* /sys/kernel/config/nvmet/ports/* 2>/dev/null || true
+        ls -d /sys/block/dm-* /sys/block/loop*/loop 2>/dev/null || true
+        tail -n +2 /proc/fs/nfsd/exports 2>/dev/null | grep -v '^#' || true
+        cat /sys/block/nbd*/pid 2>/dev/null || true
+    )
+    [ -z "$left" ] || { echo "$left"; exit 1; }
+"#;
+
+/// Runs a test on the network that tests share: three machines, all on, every link whole, nothing exported or attached; the
+/// contents of `/disk/data` are anything.
+///
+/// # Panics
+/// As the test does, and when it returns an error; after printing the consoles.
+pub fn on_shared(test: impl FnOnce(&Network) -> Result) {
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let network = match shared.take().map(settled) {
+        Some(Ok(network)) => network,
+        // One that cannot be brought in order says why at its next start, or not.
+        Some(Err(_)) | None => match Network::boot_as("shared", &Options::new(3)) {
+            Ok(network) => network,
+            Err(error) => panic!("{error:?}"),
+        },
+    };
+    finish(&network, catch_unwind(AssertUnwindSafe(|| test(&network))));
+    *shared = Some(network);
+}
+
+/// Runs a test on a network of its own.
+///
+/// # Panics
+/// As [`on_shared`] does.
+pub fn on(options: &Options, test: impl FnOnce(&Network) -> Result) {
+    let network = match Network::boot_with(options) {
+        Ok(network) => network,
+        Err(error) => panic!("{error:?}"),
+    };
+    finish(&network, catch_unwind(AssertUnwindSafe(|| test(&network))));
+}
+
+fn finish(network: &Network, ended: std::thread::Result<Result>) {
+    match ended {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            network.report();
+            panic!("{error:?}");
+        }
+        Err(panic) => {
+            network.report();
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// The network as a test finds it.
+fn settled(network: Network) -> Result<Network> {
+    network.heal_all();
+    for machine in network.machines() {
+        machine.resume();
+        if machine.is_on()
+            && !machine.attempt(Duration::from_secs(20), LEFT).is_ok_and(|output| output.success())
+        {
+            machine.pull_plug();
+        }
+    }
+    network.start_all().map(|()| network)
+}
+
+/// Ends the shared network when no test is on it: another one needs the room.
+pub(super) fn end_if_idle() {
+    if let Ok(mut shared) = SHARED.try_lock() {
+        *shared = None;
+    }
+}

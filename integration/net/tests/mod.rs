@@ -1,0 +1,3 @@
+//! What is tried with several machines.
+
+mod network;
