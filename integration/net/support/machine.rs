@@ -81,9 +81,11 @@ impl fmt::Display for Output {
         for line in &self.stuck {
             write!(f, "\n  stuck: {line}")?;
         }
-        for text in [self.text(), self.errors()] {
-            if !text.is_empty() {
-                write!(f, "\n{text}")?;
+        for bytes in [&self.stdout, &self.stderr] {
+            match std::str::from_utf8(bytes).map(str::trim) {
+                Ok("") => {}
+                Ok(text) if !text.contains('\0') => write!(f, "\n{text}")?,
+                _ => write!(f, "\n({} bytes that are no text)", bytes.len())?,
             }
         }
         Ok(())

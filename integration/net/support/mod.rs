@@ -10,6 +10,7 @@ mod shared;
 mod switch;
 mod trouble;
 
+#[allow(unused_imports, reason = "some tests name them")]
 pub use machine::{Machine, Output, Running};
 pub use network::{Network, Options};
 pub use shared::{on, on_shared};

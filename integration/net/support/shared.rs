@@ -1,6 +1,5 @@
 //! One network of three machines that tests hand on to each other, since a start takes longer than most tests.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ const LEFT: &str = r#"
 /// contents of `/disk/data` are anything.
 ///
 /// # Panics
-/// As the test does, and when it returns an error; after printing the consoles.
+/// As the test does, and when it returns an error; the consoles are printed then.
 pub fn on_shared(test: impl FnOnce(&Network) -> Result) {
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let network = match shared.take().map(settled) {
@@ -38,7 +37,7 @@ pub fn on_shared(test: impl FnOnce(&Network) -> Result) {
             Err(error) => panic!("{error:?}"),
         },
     };
-    finish(&network, catch_unwind(AssertUnwindSafe(|| test(&network))));
+    finish(test(&network));
     *shared = Some(network);
 }
 
@@ -51,20 +50,13 @@ pub fn on(options: &Options, test: impl FnOnce(&Network) -> Result) {
         Ok(network) => network,
         Err(error) => panic!("{error:?}"),
     };
-    finish(&network, catch_unwind(AssertUnwindSafe(|| test(&network))));
+    finish(test(&network));
 }
 
-fn finish(network: &Network, ended: std::thread::Result<Result>) {
-    match ended {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => {
-            network.report();
-            panic!("{error:?}");
-        }
-        Err(panic) => {
-            network.report();
-            resume_unwind(panic);
-        }
+/// A panic drops the network, which then prints its consoles.
+fn finish(ended: Result) {
+    if let Err(error) = ended {
+        panic!("{error:?}");
     }
 }
 

@@ -1,3 +1,4 @@
 //! What is tried with several machines.
 
+mod bare_nvme;
 mod network;
