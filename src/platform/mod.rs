@@ -21,6 +21,7 @@ pub mod mkfs;
 pub mod mount;
 pub mod namespace;
 pub mod nfs;
+pub mod nvme;
 pub mod process;
 pub mod quota;
 pub mod space;

@@ -10,6 +10,7 @@
 //! changes nothing; interrupted anywhere and called again, it goes on.
 
 pub mod nfs;
+pub mod nvme_tcp;
 
 use std::fmt;
 use std::net::SocketAddr;

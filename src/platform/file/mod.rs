@@ -219,23 +219,17 @@ impl Host {
     /// What ioctl_iflags(2) tells.
     pub fn set_immutable(&self, path: &Path, immutable: bool) -> Result<bool> {
         self.enter("set immutable", path)?;
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed("open", path))?;
-        let without = |errno: &Errno| matches!(*errno, Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS);
-        let now = match rustix::fs::ioctl_getflags(&fd) {
-            Err(errno) if without(&errno) => return Ok(false),
-            flags => flags.map_err(failed("FS_IOC_GETFLAGS", path))?,
-        };
-        let mut wanted = now;
-        wanted.set(IFlags::IMMUTABLE, immutable);
-        if wanted == now {
-            return Ok(true);
-        }
-        match rustix::fs::ioctl_setflags(&fd, wanted) {
-            Ok(()) => Ok(true),
-            Err(errno) if without(&errno) => Ok(false),
-            Err(errno) => Err(failed("FS_IOC_SETFLAGS", path)(errno)),
-        }
+        set_flag(path, IFlags::IMMUTABLE, immutable)
+    }
+
+    /// Sets or clears `FS_SYNC_FL` (chattr +S): each write to the file, also one that others have sent, is on the disk with
+    /// everything that is needed to find it again before it completes. False where the filesystem has no such flag.
+    ///
+    /// # Errors
+    /// What ioctl_iflags(2) tells.
+    pub fn set_synchronous(&self, path: &Path, synchronous: bool) -> Result<bool> {
+        self.enter("set synchronous", path)?;
+        set_flag(path, IFlags::SYNC, synchronous)
     }
 
     /// Sets group and mode of one file or directory, not below it.
@@ -281,6 +275,27 @@ impl Host {
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(failed("flock", path)(errno)),
         }
+    }
+}
+
+/// False where the filesystem does not have the flag.
+fn set_flag(path: &Path, flag: IFlags, on: bool) -> Result<bool> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(failed("open", path))?;
+    let without = |errno: &Errno| matches!(*errno, Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS);
+    let now = match rustix::fs::ioctl_getflags(&fd) {
+        Err(errno) if without(&errno) => return Ok(false),
+        flags => flags.map_err(failed("FS_IOC_GETFLAGS", path))?,
+    };
+    let mut wanted = now;
+    wanted.set(flag, on);
+    if wanted == now {
+        return Ok(true);
+    }
+    match rustix::fs::ioctl_setflags(&fd, wanted) {
+        Ok(()) => Ok(true),
+        Err(errno) if without(&errno) => Ok(false),
+        Err(errno) => Err(failed("FS_IOC_SETFLAGS", path)(errno)),
     }
 }
 

@@ -1,0 +1,362 @@
+//! The consumer's end.
+
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+
+use super::{HostIdentity, abilities, kernel, names, secret};
+use crate::node::transport::{
+    Attached, Consumer, Endpoint, ExportId, Link, Patience, Secret, TransportError,
+};
+use crate::platform::nvme::Nvme;
+use crate::platform::nvme::initiator::{Controller, ControllerState, NvmeDevice};
+use crate::platform::{Host, HostError};
+
+/// Seconds between two attempts to reach an owner that went away: with the kernel's default, 10 s, writers wait that much
+/// longer than the owner did.
+const RECONNECT_DELAY: u64 = 2;
+/// Seconds after which a silent owner is noticed at the latest, twice.
+const KEEP_ALIVE: u64 = 5;
+/// Seconds that one attempt takes while nothing answers (measured).
+const ATTEMPT: u64 = 3;
+/// Connections for requests, each with a socket and a kernel thread's work at both ends. The kernel's default is one for each
+/// processor, which a node with hundreds of branches and a hundred processors cannot carry.
+const IO_QUEUES: u32 = 4;
+/// KiB. Targets in the field fail requests of several MiB, and the kernel's target announces no limit.
+const REQUEST_MAX: u32 = 1024;
+
+/// How long a connection that exists may take to be live, and a device to appear on one that is.
+const APPEAR_BOUND: Duration = Duration::from_secs(15);
+/// How long a connection may take to go after it was told to.
+const GO_BOUND: Duration = Duration::from_secs(30);
+/// How long [`Consumer::force_detach`] waits; the kernel goes on by itself after that.
+const FORCE_BOUND: Duration = Duration::from_secs(5);
+/// How often sysfs is read meanwhile.
+const STEP: Duration = Duration::from_millis(50);
+
+/// Attaches images of other nodes.
+#[derive(Clone, Debug)]
+pub struct NvmeConsumer {
+    host: Host,
+    nvme: Nvme,
+    identity: HostIdentity,
+}
+
+impl NvmeConsumer {
+    /// Attaches in the name of `identity`.
+    #[must_use]
+    pub fn new(host: &Host, nvme: Nvme, identity: HostIdentity) -> Self {
+        Self { host: host.clone(), nvme, identity }
+    }
+
+    fn controllers(&self, nqn: &str) -> Result<Vec<Controller>, TransportError> {
+        let all = self.nvme.controllers().map_err(kernel("read the NVMe connections"))?;
+        Ok(all.into_iter().filter(|c| c.nqn == nqn).collect())
+    }
+
+    fn devices(&self, nqn: &str) -> Result<Vec<NvmeDevice>, TransportError> {
+        let all = self.nvme.subsystem_devices(nqn).map_err(kernel("read the NVMe devices"))?;
+        Ok(all.into_iter().filter(|d| !d.hidden).collect())
+    }
+
+    /// Connects, and answers with the connection's name; `None` where another call was faster.
+    fn connect(
+        &self,
+        id: &ExportId,
+        endpoint: &Endpoint,
+        secret: Option<&Secret>,
+        patience: Patience,
+    ) -> Result<Option<String>, TransportError> {
+        const ACTION: &str = "attach branches over NVMe/TCP";
+        let options = connect_options(&self.identity, endpoint, secret, patience);
+        let known =
+            self.nvme.connect_options().map_err(kernel("read /dev/nvme-fabrics"))?.unwrap_or_default();
+        if let Some((lacking, _)) = options.iter().find(|(name, _)| !known.contains(*name)) {
+            let reason =
+                format!("this kernel's initiator does not know the option {lacking}: use Linux 6.1 or later");
+            return Err(TransportError::Unable { action: ACTION, reason });
+        }
+        match self.nvme.connect(&endpoint.name, &options) {
+            Ok(name) => Ok(Some(name)),
+            Err(error) if error.errno() == Some(Errno::ALREADY.raw_os_error()) => Ok(None),
+            Err(error) => Err(refusal(id, endpoint, error)),
+        }
+    }
+
+    /// Waits for the connection to be live and its device to be there, and for the right one.
+    fn appear(&self, id: &ExportId, endpoint: &Endpoint) -> Result<Attached, TransportError> {
+        let deadline = Instant::now() + APPEAR_BOUND;
+        let uuid = names::uuid(id);
+        loop {
+            let controllers = self.controllers(&endpoint.name)?;
+            let unreachable = |reason: &str| TransportError::Unreachable {
+                endpoint: endpoint.address.to_string(),
+                reason: reason.to_owned(),
+            };
+            let live = controllers.iter().any(|c| c.state == ControllerState::Live);
+            if controllers.iter().all(|c| c.state == ControllerState::Going) {
+                return Err(unreachable("it ended the connection"));
+            }
+            let devices = self.devices(&endpoint.name)?;
+            if let Some(other) = devices.iter().find(|d| d.uuid != uuid).filter(|_| live) {
+                return Err(TransportError::Foreign {
+                    endpoint: endpoint.address.to_string(),
+                    branch: id.branch.clone(),
+                    reason: format!("its device has uuid {:?} instead of {uuid}", other.uuid),
+                });
+            }
+            if let Some(device) = devices.into_iter().find(|d| d.path.exists()).filter(|_| live) {
+                self.nvme
+                    .limit_requests(&endpoint.name, REQUEST_MAX)
+                    .map_err(kernel("limit the size of requests"))?;
+                let endpoint = Some(endpoint.clone());
+                return Ok(Attached { id: id.clone(), endpoint, at: Some(device.path), link: Link::Live });
+            }
+            if Instant::now() > deadline {
+                return Err(unreachable(if live {
+                    "it shows no device"
+                } else {
+                    "the connection does not become live"
+                }));
+            }
+            std::thread::sleep(STEP);
+        }
+    }
+
+    fn wait_gone(&self, id: &ExportId, names: &[String]) -> Result<(), TransportError> {
+        let deadline = Instant::now() + GO_BOUND;
+        for name in names {
+            while self.nvme.controller_state(name).map_err(kernel("read the NVMe connections"))?.is_some() {
+                // The number may be another connection's by now.
+                let nqn = names::subsystem(id)?;
+                if !self
+                    .controllers(&nqn)?
+                    .iter()
+                    .any(|c| c.name == *name && c.state == ControllerState::Going)
+                {
+                    break;
+                }
+                if Instant::now() > deadline {
+                    let source = std::io::Error::from(std::io::ErrorKind::TimedOut);
+                    return Err(TransportError::Kernel { action: format!("wait for {name} to go"), source });
+                }
+                std::thread::sleep(STEP);
+            }
+        }
+        Ok(())
+    }
+
+    /// A mount or another user has the device.
+    fn in_use(&self, device: &NvmeDevice, live: bool) -> Result<bool, TransportError> {
+        let mounts = self.host.mounts().map_err(kernel("read the mounts"))?;
+        if mounts.entries.iter().any(|m| m.device == device.device) {
+            return Ok(true);
+        }
+        // Opening asks the device, so only one that answers.
+        if live {
+            self.nvme.device_busy(&device.path).map_err(kernel("look who uses the device"))
+        } else {
+            Ok(false)
+        }
+    }
+}
+
+/// The options of a connection, in the kernel's words.
+fn connect_options(
+    identity: &HostIdentity,
+    endpoint: &Endpoint,
+    secret: Option<&Secret>,
+    patience: Patience,
+) -> Vec<(&'static str, String)> {
+    let mut options = vec![
+        ("transport", "tcp".to_owned()),
+        ("traddr", endpoint.address.ip().to_string()),
+        ("trsvcid", endpoint.address.port().to_string()),
+        ("nqn", endpoint.name.clone()),
+        ("hostnqn", identity.nqn.clone()),
+        ("hostid", identity.id.clone()),
+        ("reconnect_delay", RECONNECT_DELAY.to_string()),
+        ("ctrl_loss_tmo", loss_timeout(patience).to_string()),
+        ("keep_alive_tmo", KEEP_ALIVE.to_string()),
+        ("nr_io_queues", IO_QUEUES.to_string()),
+    ];
+    if let Some(secret) = secret {
+        options.push(("dhchap_secret", secret.0.clone()));
+        options.push(("dhchap_ctrl_secret", secret::of_owner(secret).0));
+    }
+    options
+}
+
+/// What to write to `ctrl_loss_tmo`: the kernel divides it by the delay between attempts and counts those, but an attempt takes
+/// its own time too.
+fn loss_timeout(patience: Patience) -> i64 {
+    match patience {
+        Patience::Wait => -1,
+        Patience::GiveUpAfter(time) => {
+            let attempts = time.as_secs().div_ceil(RECONNECT_DELAY + ATTEMPT).max(1);
+            i64::try_from(attempts.saturating_mul(RECONNECT_DELAY))
+                .unwrap_or(i64::from(i32::MAX))
+                .min(i64::from(i32::MAX))
+        }
+    }
+}
+
+/// What the kernel means by not connecting.
+fn refusal(id: &ExportId, endpoint: &Endpoint, error: HostError) -> TransportError {
+    let at = endpoint.address.to_string();
+    let refused = |reason: &str| TransportError::Refused { endpoint: at.clone(), reason: reason.to_owned() };
+    let unreachable = |reason: String| TransportError::Unreachable { endpoint: at.clone(), reason };
+    let errno = match &error {
+        HostError::Syscall { source, .. } => Errno::from_io_error(source),
+        HostError::Timeout { .. } => return unreachable(error.to_string()),
+        _ => None,
+    };
+    match errno {
+        Some(Errno::IO) => refused(&format!(
+            "it does not let this node have branch {} in generation {}, or does not export it",
+            id.branch, id.generation
+        )),
+        Some(Errno::NOKEY) => refused("it wants a key, and none was given"),
+        Some(Errno::KEYREJECTED | Errno::ACCESS | Errno::PERM) => refused("the key was not accepted"),
+        Some(
+            errno @ (Errno::CONNREFUSED
+            | Errno::TIMEDOUT
+            | Errno::HOSTUNREACH
+            | Errno::NETUNREACH
+            | Errno::HOSTDOWN
+            | Errno::NETDOWN
+            | Errno::CONNRESET
+            | Errno::CONNABORTED
+            | Errno::NOTCONN
+            | Errno::PIPE),
+        ) => unreachable(std::io::Error::from(errno).to_string()),
+        Some(Errno::INVAL) => {
+            let action = "connect: an option is refused, or another program of this machine uses its host id with another NQN";
+            kernel(action)(error)
+        }
+        _ => kernel(format!("connect to {at}"))(error),
+    }
+}
+
+impl Consumer for NvmeConsumer {
+    fn identity(&self) -> Result<String, TransportError> {
+        Ok(self.identity.nqn.clone())
+    }
+
+    fn attach(
+        &self,
+        id: &ExportId,
+        endpoint: &Endpoint,
+        secret: Option<&Secret>,
+        patience: Patience,
+    ) -> Result<Attached, TransportError> {
+        let nqn = names::subsystem(id)?;
+        if endpoint.name != nqn {
+            return Err(TransportError::Foreign {
+                endpoint: endpoint.address.to_string(),
+                branch: id.branch.clone(),
+                reason: format!("the endpoint is of {} instead of {nqn}", endpoint.name),
+            });
+        }
+        if secret.is_some_and(|s| !secret::well_formed(s)) {
+            let reason = "the key is not of the form DHHC-1:NN:BASE64:".to_owned();
+            return Err(TransportError::Unable { action: "attach a branch", reason });
+        }
+        abilities::prepare_consumer(&self.nvme)?;
+        let old = self.controllers(&nqn)?;
+        let going: Vec<String> =
+            old.iter().filter(|c| c.state == ControllerState::Going).map(|c| c.name.clone()).collect();
+        self.wait_gone(id, &going)?;
+        let mut made = None;
+        if self.controllers(&nqn)?.is_empty() {
+            made = self.connect(id, endpoint, secret, patience)?;
+        } else {
+            self.set_patience(id, patience)?;
+        }
+        let attached = self.appear(id, endpoint);
+        if let (Err(_), Some(name)) = (&attached, made)
+            && let Err(error) = self.nvme.disconnect_within(&name, FORCE_BOUND)
+        {
+            tracing::warn!(%error, branch.id = %id.branch, "a connection that was no use could not be ended");
+        }
+        attached
+    }
+
+    fn set_patience(&self, id: &ExportId, patience: Patience) -> Result<(), TransportError> {
+        let absent = || TransportError::Absent { branch: id.branch.clone(), what: "attached" };
+        let controllers = self.controllers(&names::subsystem(id)?)?;
+        let mut set = false;
+        for controller in controllers {
+            let done = self.nvme.set_loss_timeout(&controller.name, loss_timeout(patience));
+            set |= done.map_err(kernel("set how long an owner is waited for"))?;
+        }
+        if set { Ok(()) } else { Err(absent()) }
+    }
+
+    fn detach(&self, id: &ExportId) -> Result<(), TransportError> {
+        let nqn = names::subsystem(id)?;
+        let controllers = self.controllers(&nqn)?;
+        let live = controllers.iter().any(|c| c.state == ControllerState::Live);
+        for device in self.devices(&nqn)? {
+            if self.in_use(&device, live)? {
+                let device = device.path.display().to_string();
+                return Err(TransportError::InUse { branch: id.branch.clone(), device });
+            }
+        }
+        for controller in &controllers {
+            self.nvme.disconnect(&controller.name).map_err(kernel("detach a branch"))?;
+        }
+        let names: Vec<String> = controllers.into_iter().map(|c| c.name).collect();
+        self.wait_gone(id, &names)
+    }
+
+    fn force_detach(&self, id: &ExportId) -> Result<(), TransportError> {
+        let nqn = names::subsystem(id)?;
+        for controller in self.controllers(&nqn)? {
+            // Whatever the kernel is waiting for: no attempt after the present one.
+            let _ = self.nvme.set_loss_timeout(&controller.name, 0);
+            let done = self.nvme.disconnect_within(&controller.name, FORCE_BOUND);
+            if done.map_err(kernel("detach a branch by force"))? {
+                continue;
+            }
+            let state =
+                self.nvme.controller_state(&controller.name).map_err(kernel("read the NVMe connections"))?;
+            if state.is_some_and(|s| s != ControllerState::Going) {
+                let source = std::io::Error::from(std::io::ErrorKind::TimedOut);
+                return Err(TransportError::Kernel {
+                    action: format!("end connection {}", controller.name),
+                    source,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn attachments(&self) -> Result<Vec<Attached>, TransportError> {
+        let mut found: Vec<Attached> = Vec::new();
+        for controller in self.nvme.controllers().map_err(kernel("read the NVMe connections"))? {
+            let Some(id) = names::parse(&controller.nqn) else { continue };
+            let uuid = names::uuid(&id);
+            let at = self.devices(&controller.nqn)?.into_iter().find(|d| d.uuid == uuid).map(|d| d.path);
+            let link = match controller.state {
+                ControllerState::Live => Link::Live,
+                ControllerState::Trying => Link::Connecting,
+                ControllerState::Going => Link::Dead,
+            };
+            let name = controller.nqn;
+            let endpoint = controller.address.map(|address| Endpoint { address, name });
+            let attached = Attached { id, endpoint, at, link };
+            // Several ways to one branch are one attachment, as good as the best of them.
+            match found.iter_mut().find(|a| a.id == attached.id) {
+                Some(known) if known.link != Link::Live && attached.link == Link::Live => *known = attached,
+                Some(_) => {}
+                None => found.push(attached),
+            }
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+#[path = "consumer/tests.rs"]
+mod tests;

@@ -1,0 +1,271 @@
+//! The owner's end.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use super::plan::{self, Keys, Refusal, Wanted};
+use super::{NAMESPACE, abilities, kernel, names, secret};
+use crate::domain::{BranchId, Bytes};
+use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source, TransportError};
+use crate::platform::nvme::Nvme;
+use crate::platform::nvme::target::{Step, TargetView};
+use crate::platform::{Host, HostError};
+
+/// What `nvme list` shows as the model.
+const MODEL: &str = "Union CSI branch";
+
+/// Exports images of this node.
+#[derive(Clone, Debug)]
+pub struct NvmeOwner {
+    host: Host,
+    nvme: Nvme,
+    listeners: Vec<SocketAddr>,
+    write_through: bool,
+}
+
+impl NvmeOwner {
+    /// Exports at all of `listeners`, the node's addresses on the storage network; the first one is what endpoints tell.
+    ///
+    /// With `write_through`, an image file is set to synchronous writing (chattr +S): a write that completed survives a crash
+    /// of this node. Without it, what was written to places that the image's file did not have allocated can be lost though it
+    /// was completed and flushed, and nobody is told.
+    #[must_use]
+    pub fn new(host: &Host, nvme: Nvme, listeners: Vec<SocketAddr>, write_through: bool) -> Self {
+        Self { host: host.clone(), nvme, listeners, write_through }
+    }
+
+    fn view(&self) -> Result<TargetView, TransportError> {
+        let view = self.nvme.target().map_err(kernel("read the NVMe target's tree"))?;
+        Ok(view.unwrap_or_default())
+    }
+
+    fn apply(&self, what: &str, steps: &[Step]) -> Result<(), TransportError> {
+        for step in steps {
+            tracing::debug!(?step, "nvme target");
+            self.nvme.take(step).map_err(|error| self.explain(what, step, error))?;
+        }
+        Ok(())
+    }
+
+    /// What an errno of a step means.
+    fn explain(&self, what: &str, step: &Step, error: HostError) -> TransportError {
+        let kind = match &error {
+            HostError::Syscall { source, .. } => source.kind(),
+            _ => return kernel(what)(error),
+        };
+        let path = step.path();
+        let reason = match step {
+            Step::Link(_, _) if path.starts_with("ports") => {
+                let at = self.listener_of(path).map_or_else(|| "the address".to_owned(), |l| l.to_string());
+                match kind {
+                    ErrorKind::AddrInUse => format!(
+                        "{at} is taken by another program or another user of the NVMe target: end that, or configure \
+                         another port"
+                    ),
+                    ErrorKind::AddrNotAvailable => format!("{at} is not an address of this node"),
+                    ErrorKind::InvalidInput => "the kernel cannot load nvmet-tcp".to_owned(),
+                    _ => return kernel(what)(error),
+                }
+            }
+            Step::Write(_, value) if path.ends_with("enable") && value == "1" => match kind {
+                ErrorKind::NotFound => "its image is missing".to_owned(),
+                ErrorKind::InvalidInput => "the filesystem below its image knows no direct I/O".to_owned(),
+                _ => return kernel(what)(error),
+            },
+            Step::Write(_, _) if path.starts_with("hosts") && kind == ErrorKind::NotFound => {
+                "this kernel's NVMe target was built without CONFIG_NVME_TARGET_AUTH".to_owned()
+            }
+            _ => return kernel(what)(error),
+        };
+        TransportError::Unable { action: "export a branch over NVMe/TCP", reason }
+    }
+
+    fn listener_of(&self, path: &Path) -> Option<SocketAddr> {
+        let number = path.components().nth(1)?.as_os_str().to_str()?.parse().ok()?;
+        self.view().ok()?.ports.get(&number)?.listens()
+    }
+
+    /// Makes the image's file synchronous, or not.
+    fn ensure_flags(&self, image: &Path) -> Result<(), TransportError> {
+        let backing = self.nvme.backing(image).map_err(kernel("look at the image"))?;
+        if !backing.is_file {
+            return Ok(());
+        }
+        let set = self
+            .host
+            .set_synchronous(image, self.write_through)
+            .map_err(kernel("make the image synchronous"))?;
+        if self.write_through && !set {
+            let reason = format!(
+                "the filesystem of {} has no synchronous files (chattr +S), so a crash could lose completed writes: put the \
+                 pool on ext4, XFS or Btrfs, or switch write-through off and accept that",
+                image.display()
+            );
+            return Err(TransportError::Unable { action: "export a branch safely", reason });
+        }
+        Ok(())
+    }
+
+    fn wanted(&self, id: &ExportId, path: &str) -> Result<Wanted, TransportError> {
+        Ok(Wanted {
+            nqn: names::subsystem(id)?,
+            serial: names::serial(id),
+            model: MODEL,
+            path: path.to_owned(),
+            uuid: names::uuid(id),
+            listeners: self.listeners.clone(),
+        })
+    }
+
+    fn build(&self, wanted: &Wanted) -> Result<(), TransportError> {
+        let steps = plan::build(&self.view()?, wanted).ok_or_else(|| TransportError::Unable {
+            action: "export a branch over NVMe/TCP",
+            reason: "there are too many listeners".to_owned(),
+        })?;
+        self.apply("export a branch", &steps)
+    }
+}
+
+/// The exports of a branch, of all generations.
+fn of_branch(view: &TargetView, branch: &BranchId) -> Vec<(ExportId, String)> {
+    let ours = view.subsystems.keys().filter_map(|nqn| Some((names::parse(nqn)?, nqn.clone())));
+    ours.filter(|(id, _)| id.branch == *branch).collect()
+}
+
+impl Owner for NvmeOwner {
+    fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError> {
+        const ACTION: &str = "export a branch over NVMe/TCP";
+        let unable = |reason: String| TransportError::Unable { action: ACTION, reason };
+        let Source::Image(image) = source else {
+            return Err(unable("it is a directory, and only images go over NVMe".to_owned()));
+        };
+        let path = image.to_str().filter(|p| p.starts_with('/') && !p.contains('\n')).ok_or_else(|| {
+            unable(format!(
+                "{} cannot be given to the kernel: its name must be absolute, UTF-8, one line",
+                image.display()
+            ))
+        })?;
+        let Some(first) = self.listeners.first() else {
+            return Err(unable("this node has no address on the storage network".to_owned()));
+        };
+        let wanted = self.wanted(id, path)?;
+        abilities::prepare_owner(&self.nvme)?;
+        let _lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
+        let view = self.view()?;
+        let standing = of_branch(&view, &id.branch);
+        if let Some((later, _)) = standing.iter().find(|(other, _)| other.generation > id.generation) {
+            let (branch, asked, current) = (id.branch.clone(), id.generation, later.generation);
+            return Err(TransportError::Outdated { branch, asked, current });
+        }
+        self.ensure_flags(image)?;
+        for (_, nqn) in &standing {
+            if *nqn != wanted.nqn || !plan::sound(&view.subsystems[nqn], &wanted) {
+                self.apply("end an export", &plan::end(&self.view()?, nqn))?;
+            }
+        }
+        self.build(&wanted)?;
+        Ok(Endpoint { address: *first, name: wanted.nqn })
+    }
+
+    fn allow(&self, id: &ExportId, peer: &Peer, secret: Option<&Secret>) -> Result<(), TransportError> {
+        const ACTION: &str = "let a node use a branch";
+        let unable = |reason: &str| TransportError::Unable { action: ACTION, reason: reason.to_owned() };
+        if !names::is_host(&peer.identity) || peer.identity.contains('/') {
+            return Err(unable("what it calls itself is no name of a node of this driver"));
+        }
+        if secret.is_some_and(|s| !secret::well_formed(s)) {
+            return Err(unable("its key is not of the form DHHC-1:NN:BASE64:"));
+        }
+        let keys = secret.map(|s| Keys { peer: s.0.clone(), owner: secret::of_owner(s).0 });
+        let nqn = names::subsystem(id)?;
+        let absent = || TransportError::Absent { branch: id.branch.clone(), what: "exported" };
+        let _lock = self.nvme.lock_target().map_err(|e| match e.is_missing() {
+            true => absent(),
+            false => kernel("lock the NVMe target's tree")(e),
+        })?;
+        let steps =
+            plan::admit(&self.view()?, &nqn, &peer.identity, keys.as_ref()).map_err(
+                |refusal| match refusal {
+                    Refusal::NotExported => absent(),
+                    Refusal::Held(holder) => TransportError::Held { branch: id.branch.clone(), holder },
+                    Refusal::KeyedElsewhere => {
+                        unable("other branches are open to that node with a key, and this one has none")
+                    }
+                },
+            )?;
+        self.apply("let a node use a branch", &steps)
+    }
+
+    fn fence(&self, id: &ExportId, peer: &Peer) -> Result<(), TransportError> {
+        if self.nvme.target().map_err(kernel("read the NVMe target's tree"))?.is_none() {
+            return Ok(());
+        }
+        let _lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
+        let view = self.view()?;
+        for (id, nqn) in of_branch(&view, &id.branch) {
+            let subsystem = &view.subsystems[&nqn];
+            if !subsystem.allowed.contains(&peer.identity) {
+                continue;
+            }
+            let path = subsystem.namespaces.get(&NAMESPACE).map(|n| n.path.clone()).unwrap_or_default();
+            let wanted = self.wanted(&id, &path)?;
+            // What was half made, or not as this driver makes it, is for the next export to make anew.
+            let whole = plan::sound(subsystem, &wanted);
+            self.apply("fence a node", &plan::end(&self.view()?, &nqn))?;
+            if whole {
+                self.build(&wanted)?;
+            }
+        }
+        let holds = |s: &(ExportId, String), view: &TargetView| {
+            view.subsystems[&s.1].allowed.contains(&peer.identity)
+        };
+        let view = self.view()?;
+        if of_branch(&view, &id.branch).iter().any(|s| holds(s, &view)) {
+            let source = std::io::Error::other("it is still allowed: something else changes the NVMe target");
+            return Err(TransportError::Kernel { action: "fence a node".to_owned(), source });
+        }
+        Ok(())
+    }
+
+    fn unexport(&self, branch: &BranchId) -> Result<(), TransportError> {
+        if self.nvme.target().map_err(kernel("read the NVMe target's tree"))?.is_none() {
+            return Ok(());
+        }
+        let _lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
+        for (_, nqn) in of_branch(&self.view()?, branch) {
+            self.apply("end an export", &plan::end(&self.view()?, &nqn))?;
+        }
+        Ok(())
+    }
+
+    fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
+        let nqn = names::subsystem(id)?;
+        let view = self.view()?;
+        let namespace =
+            view.subsystems.get(&nqn).and_then(|s| s.namespaces.get(&NAMESPACE)).filter(|n| n.enabled);
+        let namespace = namespace
+            .ok_or_else(|| TransportError::Absent { branch: id.branch.clone(), what: "exported" })?;
+        let at = Path::new("subsystems").join(&nqn).join("namespaces").join(NAMESPACE.to_string());
+        let step = Step::Write(at.join("revalidate_size"), "1".to_owned());
+        self.apply("tell that a branch has grown", &[step])?;
+        let backing = self.nvme.backing(Path::new(&namespace.path)).map_err(kernel("look at the image"))?;
+        Ok(Bytes::new(backing.size))
+    }
+
+    fn exports(&self) -> Result<Vec<Exported>, TransportError> {
+        let view = self.view()?;
+        let mut found = Vec::new();
+        for (nqn, subsystem) in &view.subsystems {
+            let Some(id) = names::parse(nqn) else { continue };
+            let serves = subsystem.namespaces.get(&NAMESPACE).is_some_and(|n| n.enabled);
+            let linked =
+                || view.ports.values().filter(|p| p.linked.contains(nqn)).filter_map(|p| p.listens());
+            let preferred = self.listeners.iter().copied().find(|l| linked().any(|p| p == *l));
+            let address = preferred.or_else(|| linked().next()).filter(|_| serves);
+            let endpoint = address.map(|address| Endpoint { address, name: nqn.clone() });
+            found.push(Exported { id, endpoint, allowed: subsystem.allowed.iter().cloned().collect() });
+        }
+        Ok(found)
+    }
+}
