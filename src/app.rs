@@ -29,6 +29,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 use crate::controllers::lease::Leadership;
+use crate::controllers::orphans::Findings;
 use crate::controllers::splitter::SplitterCounters;
 use crate::csi::counters::CsiCounters;
 use crate::csi::registration::{self, RegistrationSettings, RegistrationState};
@@ -104,12 +105,14 @@ async fn serve(config: Config) -> Result<(), AppError> {
     let mut tasks = Tasks::new();
     let counters = Arc::new(CsiCounters::default());
     let splits = SplitterCounters::default();
-    let (leadership, leading) = Leading::prepare(&config, &ground, splits.clone());
+    let orphans = Findings::default();
+    let (leadership, leading) = Leading::prepare(&config, &ground, splits.clone(), orphans.clone());
     let registered = watch::Sender::new(RegistrationState::default());
     let machine = Arc::new(LocalMachine {
         node: node.clone(),
         csi: counters.clone(),
         splits,
+        orphans,
         store: ground.store.clone(),
         health: ground.health.clone(),
         traffic: ground.traffic.clone(),
@@ -220,6 +223,7 @@ impl Leading {
         config: &Config,
         ground: &Ground,
         splits: SplitterCounters,
+        orphans: Findings,
     ) -> (watch::Receiver<Leadership>, Option<Self>) {
         if !config.mode.may_lead() {
             return (watch::Sender::new(Leadership::default()).subscribe(), None);
@@ -227,7 +231,7 @@ impl Leading {
         let cluster = config.kubernetes.as_ref().zip(ground.client.clone());
         let namespace =
             cluster.as_ref().map(|(settings, client)| (client.clone(), settings.namespace.clone()));
-        let controllers = Controllers { store: ground.store.clone(), cluster: namespace, splits };
+        let controllers = Controllers { store: ground.store.clone(), cluster: namespace, splits, orphans };
         let (leadership, elector, alone) = match cluster {
             Some((settings, client)) => {
                 let elector = lead::elector(client, settings, &config.node);

@@ -15,7 +15,7 @@ use crate::controllers::attacher::Attacher;
 use crate::controllers::capacity::CapacityPublisher;
 use crate::controllers::cluster::Cluster;
 use crate::controllers::lease::{Claim, Elector, Guarded, Leadership, identity};
-use crate::controllers::orphans::OrphanScan;
+use crate::controllers::orphans::{Findings, OrphanScan};
 use crate::controllers::provisioner::Provisioner;
 use crate::controllers::splitter::{Rooms, Splitter, SplitterCounters};
 use crate::domain::NodeName;
@@ -30,6 +30,7 @@ pub(super) struct Controllers {
     /// The cluster and the namespace of the program's objects; `None`: the embedded store.
     pub(super) cluster: Option<(Client, String)>,
     pub(super) splits: SplitterCounters,
+    pub(super) orphans: Findings,
 }
 
 /// A controller ended; its name.
@@ -54,7 +55,7 @@ impl Controllers {
         spawn(&mut tasks, "the attacher", attacher.run(stop.clone()));
         let capacity = CapacityPublisher::new(cluster.clone(), rooms, Timestamp::now);
         spawn(&mut tasks, "the capacity publisher", capacity.run(stop.clone()));
-        let orphans = OrphanScan::new(cluster, store, Timestamp::now);
+        let orphans = OrphanScan::new(cluster, store, Timestamp::now).telling(self.orphans.clone());
         spawn(&mut tasks, "the orphan scan", orphans.run(stop.clone()));
         tasks
     }
@@ -109,6 +110,7 @@ pub(super) async fn lead(
         end.cancel();
         finish(&mut tasks).await;
         controllers.splits.rest();
+        controllers.orphans.rest();
         match ended {
             None => {}
             Some(Ok(task)) => return Err(AppError::Task { task }),

@@ -9,6 +9,7 @@ use super::node::Node;
 use super::traffic::Traffic;
 use crate::config::Mode;
 use crate::controllers::lease::Leadership;
+use crate::controllers::orphans::{Findings, Known};
 use crate::controllers::splitter::SplitterCounters;
 use crate::csi::counters::CsiCounters;
 use crate::csi::registration::RegistrationState;
@@ -26,6 +27,7 @@ pub(super) struct LocalMachine {
     pub(super) node: Option<Arc<Node>>,
     pub(super) csi: Arc<CsiCounters>,
     pub(super) splits: SplitterCounters,
+    pub(super) orphans: Findings,
     pub(super) store: Arc<dyn Store>,
     pub(super) health: Arc<dyn Health>,
     pub(super) traffic: Option<Arc<Traffic>>,
@@ -75,11 +77,16 @@ impl Machine for LocalMachine {
         Counters {
             csi: self.csi.snapshot(),
             splitter: self.splits.read(),
+            orphans: self.orphans.read().last.map(|scan| scan.counts.clone()),
             store: self.store.figures(),
             kubernetes: self.traffic.as_ref().map(|traffic| traffic.figures()),
             leads: leads(&leadership),
             terms: leadership.terms,
         }
+    }
+
+    fn orphans(&self) -> Known {
+        self.orphans.read()
     }
 
     fn process_memory(&self, pid: i32) -> Option<u64> {

@@ -121,7 +121,7 @@ pub(crate) enum CliError {
     #[snafu(display("{source}"), context(false))]
     Scan {
         /// Why.
-        source: crate::controllers::orphans::scan::ScanError,
+        source: crate::controllers::orphans::read::ScanError,
     },
     /// The node was not forgotten.
     #[snafu(display("{source}"), context(false))]

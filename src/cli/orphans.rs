@@ -1,5 +1,7 @@
 //! `union-csi orphans`: what no claim needs any more.
 
+use std::collections::HashMap;
+
 use jiff::Timestamp;
 
 use super::client::block_on;
@@ -8,7 +10,8 @@ use super::forget_node::ClusterArgs;
 use super::output::{Look, Out};
 use super::{CliError, DONE, Format};
 use crate::app::{FIELD_MANAGER, operator};
-use crate::controllers::orphans::scan::{Orphan, OrphanKind, orphans, read};
+use crate::controllers::orphans::look;
+use crate::controllers::orphans::scan::{Orphan, OrphanKind};
 use crate::store::kubernetes::KubernetesStore;
 
 #[derive(Debug, clap::Args)]
@@ -29,8 +32,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
     let found = block_on(async {
         let client = operator(args.cluster.kubeconfig.as_deref()).await?;
         let store = KubernetesStore::new(client.clone(), &args.cluster.namespace, FIELD_MANAGER);
-        let seen = read(&client, &store, &args.cluster.namespace).await?;
-        Ok::<_, CliError>(orphans(&seen, now))
+        Ok::<_, CliError>(look(&client, &store, &args.cluster.namespace, &HashMap::new(), now).await?)
     })??;
     match args.output {
         Format::Json => out.json(&found)?,
@@ -43,7 +45,7 @@ fn text(look: Look, found: &[Orphan], now: Timestamp) -> String {
     if found.is_empty() {
         return "No orphans.\n".to_owned();
     }
-    let head = ["WHAT", "NAME", "AGE", "TO REMOVE IT AND ITS FILES"].map(Cell::left);
+    let head = ["WHAT", "NAME", "NODE", "SIZE", "AGE", "TO REMOVE IT AND ITS FILES"].map(Cell::left);
     let row = |orphan: &Orphan| {
         let what = match orphan.kind {
             OrphanKind::Branch => "branch without volume",
@@ -55,7 +57,16 @@ fn text(look: Look, found: &[Orphan], now: Timestamp) -> String {
         let age = orphan.created.map_or_else(|| "-".to_owned(), age);
         // A command that is cut short is none.
         let remedy = Cell::drawn(orphan.remedy.clone(), orphan.remedy.chars().count());
-        vec![Cell::left(what), Cell::left(orphan.name.clone()), Cell::left(age), remedy]
+        let node = orphan.node.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+        let size = orphan.size.map_or_else(|| "-".to_owned(), draw::size);
+        vec![
+            Cell::left(what),
+            Cell::left(orphan.name.clone()),
+            Cell::left(node),
+            Cell::left(size),
+            Cell::left(age),
+            remedy,
+        ]
     };
     draw::table(look, &head, &found.iter().map(row).collect::<Vec<_>>())
 }

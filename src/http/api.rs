@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::controllers::orphans::scan::{Orphan, OrphanKind};
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, PoolReport, PoolView};
 use crate::domain::split::{BranchFormat, Infeasible, Plan};
@@ -199,6 +200,26 @@ pub struct PlanAnswer {
     /// Every reason, where it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<Infeasible>,
+}
+
+/// `GET /v1/orphans`: what no claim needs any more, as the leader last found it. Nothing is deleted by it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct OrphansAnswer {
+    /// When the leader looked.
+    #[schemars(with = "String")]
+    pub scanned: Timestamp,
+    /// When it looks again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub next: Option<Timestamp>,
+    /// Why a later attempt failed; absent where none did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// How many there are of each kind.
+    pub counts: BTreeMap<OrphanKind, u64>,
+    /// The first thousand of them, by kind and name.
+    pub orphans: Vec<Orphan>,
 }
 
 /// What every answer with a status of 400 and above carries.

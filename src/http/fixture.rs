@@ -8,6 +8,8 @@ use futures::stream::BoxStream;
 
 use super::api::Standing;
 use super::{Hosts, Machine, View};
+use crate::controllers::orphans::scan::{Orphan, OrphanKind, counts};
+use crate::controllers::orphans::{Known, Scan};
 use crate::controllers::splitter::SplitterFigures;
 use crate::csi::counters::MethodSnapshot;
 use crate::domain::policy::FsType;
@@ -35,6 +37,8 @@ pub(crate) struct FakeMachine {
     pub(crate) counters: Counters,
     pub(crate) problems: Vec<String>,
     pub(crate) hangs: bool,
+    pub(crate) standing: Standing,
+    pub(crate) orphans: Known,
 }
 
 #[async_trait]
@@ -61,13 +65,29 @@ impl Machine for FakeMachine {
         (pid == 4242).then_some(5 << 20)
     }
     fn standing(&self) -> Standing {
-        Standing {
-            mode: "all".into(),
-            store: "kubernetes".into(),
-            leads: false,
-            leader: Some("attic".into()),
-        }
+        self.standing.clone()
     }
+    fn orphans(&self) -> Known {
+        self.orphans.clone()
+    }
+}
+
+/// A scan that found one branch.
+fn scan() -> Scan {
+    let at = jiff::Timestamp::from_second(1_700_000_000).unwrap();
+    let orphan = Orphan {
+        kind: OrphanKind::Branch,
+        name: "old-0".into(),
+        volume: "old".into(),
+        node: Some("attic".parse().unwrap()),
+        size: Some(Bytes::gib(20)),
+        created: None,
+        first_seen: at,
+        age_seconds: 0,
+        reason: "its volume old does not exist".into(),
+        remedy: "kubectl -n union delete branch old-0".into(),
+    };
+    Scan { at, counts: counts([&orphan]), orphans: vec![orphan] }
 }
 
 fn pool(name: &str, media: Media, total: u64, free: u64, promised: u64, occupied: u64) -> PoolReport {
@@ -124,6 +144,7 @@ impl Default for FakeMachine {
             },
             counters: Counters {
                 store: crate::store::Figures::default(),
+                orphans: Some(scan().counts),
                 csi: vec![calls],
                 splitter: SplitterFigures { plans: 3, ..SplitterFigures::default() },
                 kubernetes: Some(KubernetesFigures {
@@ -135,6 +156,13 @@ impl Default for FakeMachine {
             },
             problems: Vec::new(),
             hangs: false,
+            standing: Standing {
+                mode: "all".into(),
+                store: "kubernetes".into(),
+                leads: false,
+                leader: Some("attic".into()),
+            },
+            orphans: Known { last: Some(Arc::new(scan())), ..Known::default() },
         }
     }
 }

@@ -12,7 +12,7 @@ use axum::routing::{MethodRouter, get};
 use schemars::{Schema, SchemaGenerator};
 use serde::Serialize;
 
-use super::api::{NodeView, PlanAnswer, Problem, Readiness, Status, VolumeView};
+use super::api::{NodeView, OrphansAnswer, PlanAnswer, Problem, Readiness, Status, VolumeView};
 use super::guard::{Guard, check};
 use super::view::View;
 use super::{assemble, openapi, plan};
@@ -103,6 +103,13 @@ pub(super) const ROUTES: &[Route] = &[
                   question that is none.",
         answer: Answer::Json(|g| g.subschema_for::<PlanAnswer>()),
         handler: || get(plan_route),
+    },
+    Route {
+        path: "/v1/orphans",
+        summary: "What no claim needs any more, each with the command that removes it, as the leader last found it (once an \
+                  hour). Only the leader answers: others say with 503 who that is. 404 without a cluster.",
+        answer: Answer::Json(|g| g.subschema_for::<OrphansAnswer>()),
+        handler: || get(orphans),
     },
     Route {
         path: "/openapi.json",
@@ -264,6 +271,47 @@ async fn plan_route(State(view): Shared, Query(query): Query<Vec<(String, String
             problem(StatusCode::BAD_REQUEST, told, reasons)
         }
     }
+}
+
+async fn orphans(State(view): Shared) -> Response {
+    let standing = view.machine.standing();
+    let known = view.machine.orphans();
+    if let (true, Some(scan)) = (standing.leads, &known.last) {
+        return Json(OrphansAnswer {
+            scanned: scan.at,
+            next: known.next,
+            problem: known.problem,
+            counts: scan.counts.clone(),
+            orphans: scan.orphans.clone(),
+        })
+        .into_response();
+    }
+    let ask = "`union-csi orphans` looks for them now, from anywhere with a kubeconfig";
+    let (status, told) = match (&standing.leader, standing.leads) {
+        _ if standing.store != "kubernetes" => (
+            StatusCode::NOT_FOUND,
+            "there are no claims without a cluster; the agent's log names branches that no volume has"
+                .to_owned(),
+        ),
+        (_, true) => {
+            let when = known.next.map_or_else(|| "soon".to_owned(), |at| format!("at {at}"));
+            (
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("this instance leads and has not looked for orphans yet: it does {when}; {ask}"),
+            )
+        }
+        (Some(leader), false) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "only the leader knows of orphans, and that is the instance on {leader}: ask its agent; {ask}"
+            ),
+        ),
+        (None, false) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("only the leader knows of orphans, and this instance knows of none; {ask}"),
+        ),
+    };
+    problem(status, told, known.problem.into_iter().collect())
 }
 
 async fn metrics(State(view): Shared) -> Response {

@@ -6,9 +6,11 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
 
+use super::api::Standing;
 use super::fixture::{self, FakeMachine};
 use super::routes::ROUTES;
 use super::*;
+use crate::controllers::orphans::Known;
 
 struct Answer {
     status: StatusCode,
@@ -43,7 +45,11 @@ async fn every_documented_route_answers_and_no_other_does() {
     for path in paths.keys() {
         let path = path.replace("{id}", "media");
         let answer = ask(&path).await;
-        let expected = if path == "/v1/plan" { StatusCode::BAD_REQUEST } else { StatusCode::OK };
+        let expected = match path.as_str() {
+            "/v1/plan" => StatusCode::BAD_REQUEST,
+            "/v1/orphans" => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::OK,
+        };
         assert_eq!(answer.status, expected, "{path}: {}", answer.body);
     }
     assert_eq!(ask("/v1/nothing").await.status, StatusCode::NOT_FOUND);
@@ -167,6 +173,43 @@ async fn this_node_answers_for_itself_when_the_store_is_away() {
     }
     let gone = ask_as(view, "localhost", "GET", "/v1/volumes/pvc-5d0e").await;
     assert_eq!(gone.status, StatusCode::SERVICE_UNAVAILABLE, "it may exist");
+}
+
+#[tokio::test]
+async fn the_leader_tells_its_last_orphan_scan_and_others_tell_who_leads() {
+    let follows = FakeMachine::default().standing;
+    let leads = Standing { leads: true, leader: Some("nas".into()), ..follows.clone() };
+    let machine = FakeMachine { standing: leads.clone(), ..FakeMachine::default() };
+    let told = ask_as(fixture::view(machine, false), "localhost", "GET", "/v1/orphans").await.json();
+    assert_eq!(told["scanned"], "2023-11-14T22:13:20Z");
+    assert_eq!((&told["counts"]["branch"], &told["counts"]["retained"]), (&1.into(), &0.into()));
+    assert_eq!(told["orphans"][0]["remedy"], "kubectl -n union delete branch old-0");
+
+    let refused = async |standing: Standing, orphans: Known| {
+        let machine = FakeMachine { standing, orphans, ..FakeMachine::default() };
+        let answer = ask_as(fixture::view(machine, false), "localhost", "GET", "/v1/orphans").await;
+        (answer.status, answer.json()["error"].as_str().unwrap().to_owned(), answer.json()["reasons"].clone())
+    };
+    let not_yet = Known {
+        next: Some(jiff::Timestamp::UNIX_EPOCH),
+        problem: Some("cannot read persistentvolumes: forbidden".into()),
+        ..Known::default()
+    };
+    let (status, error, reasons) = refused(leads, not_yet).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(error.contains("not looked for orphans yet") && error.contains("1970-01-01"), "{error}");
+    assert!(error.contains("`union-csi orphans` looks for them now"), "the remedy: {error}");
+    assert_eq!(reasons[0], "cannot read persistentvolumes: forbidden");
+
+    // What it found while it led counts no more.
+    let (status, error, _) = refused(follows.clone(), FakeMachine::default().orphans).await;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(error.contains("the instance on attic"), "{error}");
+    let (_, error, _) = refused(Standing { leader: None, ..follows.clone() }, Known::default()).await;
+    assert!(error.contains("knows of none"), "{error}");
+    let alone = Standing { store: "local".into(), ..follows };
+    let (status, error, _) = refused(alone, Known::default()).await;
+    assert_eq!(status, StatusCode::NOT_FOUND, "{error}");
 }
 
 #[tokio::test]

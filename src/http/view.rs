@@ -6,6 +6,7 @@ use async_trait::async_trait;
 
 use super::Hosts;
 use super::api::Standing;
+use crate::controllers::orphans::Known;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
 use crate::node::union::UnionAbilities;
@@ -26,6 +27,8 @@ pub trait Machine: Send + Sync {
     async fn ready(&self) -> Result<(), Vec<String>>;
     /// What was counted since the agent started.
     fn counters(&self) -> Counters;
+    /// What the orphan scans of this instance found, while it leads.
+    fn orphans(&self) -> Known;
     /// Resident memory of a MergerFS process in bytes, where it lives.
     fn process_memory(&self, pid: i32) -> Option<u64>;
     /// Where it stands among the others.

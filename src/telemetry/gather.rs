@@ -59,6 +59,9 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
     ] {
         add(spec, &[], Value::Count(n));
     }
+    for (kind, n) in scrape.counters.orphans.iter().flatten() {
+        add(&table::ORPHANS_BY_KIND, &[kind.as_str()], Value::Count(*n));
+    }
     add(&table::LEADER, &[], flag(scrape.counters.leads));
     add(&table::TERMS, &[], Value::Count(scrape.counters.terms));
     for (verb, resource, n) in scrape.counters.kubernetes.iter().flat_map(|k| &k.requests) {

@@ -15,6 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tracing_subscriber::EnvFilter;
 
+use crate::controllers::orphans::scan::OrphanKind;
 use crate::controllers::splitter::SplitterFigures;
 use crate::csi::counters::MethodSnapshot;
 use crate::domain::NodeName;
@@ -46,6 +47,8 @@ pub struct Counters {
     pub csi: Vec<MethodSnapshot>,
     /// What the splitter has done.
     pub splitter: SplitterFigures,
+    /// Orphans of each kind in the last scan of this instance; `None`: it does not lead, or has not scanned yet.
+    pub orphans: Option<BTreeMap<OrphanKind, u64>>,
     /// What the store has.
     pub store: crate::store::Figures,
     /// Requests to the API server; `None`: the embedded store.

@@ -25,7 +25,12 @@ async fn controllers_run_while_this_instance_leads_and_at_no_other_time() {
     let directory = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::open(&directory.path().join("s")).unwrap());
     let splits = SplitterCounters::default();
-    let controllers = Controllers { store: store.clone(), cluster: None, splits: splits.clone() };
+    let controllers = Controllers {
+        store: store.clone(),
+        cluster: None,
+        splits: splits.clone(),
+        orphans: Findings::default(),
+    };
     let led = watch::Sender::new(Leadership::default());
     let stop = CancellationToken::new();
     let task = tokio::spawn(lead(controllers, led.subscribe(), stop.clone()));
@@ -58,8 +63,12 @@ async fn controllers_run_while_this_instance_leads_and_at_no_other_time() {
 async fn a_term_that_followed_another_at_once_is_led_under_its_own_claim() {
     let directory = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::open(&directory.path().join("s")).unwrap());
-    let controllers =
-        Controllers { store: store.clone(), cluster: None, splits: SplitterCounters::default() };
+    let controllers = Controllers {
+        store: store.clone(),
+        cluster: None,
+        splits: SplitterCounters::default(),
+        orphans: Findings::default(),
+    };
     let lost = watch::channel(None);
     let led = watch::Sender::new(Leadership {
         claim: Some(Claim::until(lost.1)),

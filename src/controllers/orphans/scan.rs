@@ -1,26 +1,22 @@
-//! What no claim needs any more: found from the objects, told with its remedy, never deleted here.
+//! What no claim needs any more: found from the objects, told with its remedy, never deleted here. Pure.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::api::ListParams;
-use kube::{Api, Client};
-use serde::Serialize;
-use snafu::Snafu;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
-use crate::controllers::cluster::{DRIVER, said};
 use crate::controllers::provisioner::{LABEL_CLAIM, LABEL_RETAINED};
-use crate::store::object::{Branch, VolumeSplit};
-use crate::store::{Selector, Store, StoreError};
+use crate::domain::{Bytes, NodeName};
+use crate::store::object::{Branch, StorageNode, VolumeSplit};
 
 /// A volume that has neither claim nor PersistentVolume for less than this is on its way: far more than making and
 /// withdrawing one takes.
 pub const ON_ITS_WAY: Duration = Duration::from_secs(60 * 60);
 
 /// What an orphan is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum OrphanKind {
     /// A `Branch` whose volume does not exist.
@@ -33,19 +29,75 @@ pub enum OrphanKind {
     PersistentVolume,
 }
 
-/// An object that nothing needs.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+impl OrphanKind {
+    /// Every kind.
+    pub const ALL: [Self; 4] = [Self::Branch, Self::Volume, Self::Retained, Self::PersistentVolume];
+
+    /// The kind as the API and the metrics write it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Branch => "branch",
+            Self::Volume => "volume",
+            Self::Retained => "retained",
+            Self::PersistentVolume => "persistentVolume",
+        }
+    }
+}
+
+/// Something that nothing needs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Orphan {
     /// What it is.
     pub kind: OrphanKind,
     /// Its name.
     pub name: String,
+    /// The volume that it is, or belongs to.
+    pub volume: String,
+    /// The node that holds it; absent where that is none, or several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeName>,
+    /// What it takes of the disks, in bytes; absent where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Bytes>,
     /// When it was made.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
     pub created: Option<Timestamp>,
+    /// When it was first found to be an orphan, by the one who tells.
+    #[schemars(with = "String")]
+    pub first_seen: Timestamp,
+    /// Seconds from then to the scan.
+    pub age_seconds: u64,
+    /// Why it counts as one; a sentence.
+    pub reason: String,
     /// The command that removes it, and with it the files in it.
     pub remedy: String,
+}
+
+impl Orphan {
+    /// What tells it from others.
+    #[must_use]
+    pub fn key(&self) -> (OrphanKind, String) {
+        (self.kind, self.name.clone())
+    }
+
+    /// The same, known since `first_seen`.
+    pub(super) fn since(self, first_seen: Timestamp, now: Timestamp) -> Self {
+        let age_seconds = Duration::try_from(now.duration_since(first_seen)).unwrap_or_default().as_secs();
+        Self { first_seen, age_seconds, ..self }
+    }
+}
+
+/// How many there are of each kind, those of which there are none too.
+#[must_use]
+pub fn counts<'a>(orphans: impl IntoIterator<Item = &'a Orphan>) -> BTreeMap<OrphanKind, u64> {
+    let mut counts = BTreeMap::from(OrphanKind::ALL.map(|kind| (kind, 0)));
+    for orphan in orphans {
+        *counts.entry(orphan.kind).or_default() += 1;
+    }
+    counts
 }
 
 /// A PersistentVolume of this driver.
@@ -57,6 +109,12 @@ pub struct Volume {
     pub handle: String,
     /// When it was made.
     pub created: Option<Timestamp>,
+    /// It is on its way out.
+    pub deleting: bool,
+    /// Its size, where it says one.
+    pub size: Option<Bytes>,
+    /// The claim that has it, by namespace, name and UID.
+    pub claim: Option<(String, String, String)>,
 }
 
 /// All that is looked at.
@@ -68,103 +126,147 @@ pub struct Seen {
     pub splits: Vec<VolumeSplit>,
     /// All branches.
     pub branches: Vec<Branch>,
+    /// All nodes.
+    pub nodes: Vec<StorageNode>,
     /// PersistentVolumes of this driver.
     pub volumes: Vec<Volume>,
     /// UIDs of all claims.
     pub claims: HashSet<String>,
 }
 
-/// The objects were not read.
-#[derive(Debug, Snafu)]
-#[snafu(module)]
-pub enum ScanError {
-    /// Of Kubernetes' own.
-    #[snafu(display("cannot list {resource}: {reason}"))]
-    List {
-        /// Which.
-        resource: &'static str,
-        /// The server's words.
-        reason: String,
-    },
-    /// Of the store.
-    #[snafu(display("{source}"), context(false))]
-    Store {
-        /// Why.
-        source: StoreError,
-    },
-}
-
-/// Reads all that is looked at. What refers is read before what it refers to, so that an object that is made meanwhile is
-/// not missed by what needs it.
-///
-/// # Errors
-/// [`ScanError`].
-pub async fn read(client: &Client, store: &dyn Store, namespace: &str) -> Result<Seen, ScanError> {
-    let failed = |resource| move |e: kube::Error| ScanError::List { resource, reason: said(&e) };
-    let branches = store.branches().list(&Selector::All).await?;
-    let volumes: Api<PersistentVolume> = Api::all(client.clone());
-    let found = volumes.list(&ListParams::default()).await.map_err(failed("persistentvolumes"))?;
-    let mut seen = Seen { namespace: namespace.to_owned(), branches, ..Seen::default() };
-    seen.volumes.extend(found.items.into_iter().filter_map(volume));
-    seen.splits = store.splits().list(&Selector::All).await?;
-    let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
-    let found =
-        claims.list_metadata(&ListParams::default()).await.map_err(failed("persistentvolumeclaims"))?;
-    seen.claims = found.items.into_iter().filter_map(|claim| claim.metadata.uid).collect();
-    // A claim may have got its PersistentVolume since the first look.
-    let found = volumes.list(&ListParams::default()).await.map_err(failed("persistentvolumes"))?;
-    let later = found.items.into_iter().filter_map(volume);
-    let splits: HashSet<String> = seen.splits.iter().map(|s| s.meta.name.clone()).collect();
-    seen.volumes.extend(later.filter(|v| splits.contains(&v.handle)));
-    Ok(seen)
-}
-
-fn volume(volume: PersistentVolume) -> Option<Volume> {
-    let csi = volume.spec?.csi.filter(|csi| csi.driver == DRIVER)?;
-    Some(Volume {
-        name: volume.metadata.name?,
-        handle: csi.volume_handle,
-        created: volume.metadata.creation_timestamp.map(|at| at.0),
-    })
-}
-
-/// The orphans, by kind and name.
+/// The orphans, by kind and name, all first seen now.
 #[must_use]
 pub fn orphans(seen: &Seen, now: Timestamp) -> Vec<Orphan> {
     let splits: HashSet<&str> = seen.splits.iter().map(|s| s.meta.name.as_str()).collect();
     let handles: HashSet<&str> = seen.volumes.iter().map(|v| v.handle.as_str()).collect();
-    let namespace = &seen.namespace;
+    let nodes: HashSet<&NodeName> = seen.nodes.iter().map(|n| &n.spec.node).collect();
     let mut found = BTreeSet::new();
     for branch in seen.branches.iter().filter(|b| !splits.contains(b.spec.volume.as_str())) {
-        let name = branch.meta.name.clone();
-        let remedy = format!("kubectl -n {namespace} delete branch {name}");
-        found.insert(Orphan { kind: OrphanKind::Branch, name, created: branch.meta.created, remedy });
+        found.extend(stray_branch(branch, &nodes, &seen.namespace, now));
     }
     for split in seen.splits.iter().filter(|s| !handles.contains(s.meta.name.as_str())) {
-        let Some(kind) = unneeded(split, &seen.claims, now) else { continue };
-        let name = split.meta.name.clone();
-        let remedy = format!("kubectl -n {namespace} delete volumesplit {name}");
-        found.insert(Orphan { kind, name, created: split.meta.created, remedy });
+        found.extend(unneeded(split, seen, now));
     }
     for volume in seen.volumes.iter().filter(|v| !splits.contains(v.handle.as_str())) {
-        let (name, created) = (volume.name.clone(), volume.created);
-        let remedy = format!("kubectl delete pv {name}");
-        found.insert(Orphan { kind: OrphanKind::PersistentVolume, name, created, remedy });
+        found.extend(empty(volume, &seen.claims, now));
     }
     found.into_iter().collect()
 }
 
+fn stray_branch(
+    branch: &Branch,
+    nodes: &HashSet<&NodeName>,
+    namespace: &str,
+    now: Timestamp,
+) -> Option<Orphan> {
+    let (name, node, volume) = (&branch.meta.name, &branch.spec.node, &branch.spec.volume);
+    let (reason, remedy) = match (nodes.contains(node), branch.meta.deleting) {
+        (true, None) => (
+            format!("its volume {volume} does not exist"),
+            format!("kubectl -n {namespace} delete branch {name}"),
+        ),
+        // Its node is at it, or says in its status what is in the way.
+        (true, Some(_)) => return None,
+        (false, _) => (
+            format!("its volume {volume} does not exist, and neither does its node {node}"),
+            forget(node, namespace),
+        ),
+    };
+    Some(Orphan {
+        kind: OrphanKind::Branch,
+        name: name.clone(),
+        volume: volume.to_string(),
+        node: Some(node.clone()),
+        size: Some(branch.spec.size),
+        created: branch.meta.created,
+        first_seen: now,
+        age_seconds: 0,
+        reason,
+        remedy,
+    })
+}
+
 /// What a volume without PersistentVolume is, where it is an orphan.
-fn unneeded(split: &VolumeSplit, claims: &HashSet<String>, now: Timestamp) -> Option<OrphanKind> {
+fn unneeded(split: &VolumeSplit, seen: &Seen, now: Timestamp) -> Option<Orphan> {
     if split.meta.deleting.is_some() {
         return None;
     }
-    if split.meta.labels.contains_key(LABEL_RETAINED) {
-        return Some(OrphanKind::Retained);
+    let namespace = &seen.namespace;
+    let name = &split.meta.name;
+    // It may be deleted by hand only where it is marked for it: `deploy/base/protection.yaml`.
+    let delete = format!(
+        "kubectl -n {namespace} annotate volumesplit {name} union.io/delete-volume=yes && kubectl -n {namespace} delete \
+         volumesplit {name}"
+    );
+    let (kind, reason, remedy) = if split.meta.labels.contains_key(LABEL_RETAINED) {
+        let reason = "it was retained when its claim went, and has no PersistentVolume any more";
+        (OrphanKind::Retained, reason.to_owned(), delete)
+    } else {
+        let claim = split.meta.labels.get(LABEL_CLAIM)?;
+        if seen.claims.contains(claim) || is_young(split, now) {
+            return None;
+        }
+        let reason = match super::forget::claim(split) {
+            Some(claim) => format!("its claim {claim} is gone, and it has no PersistentVolume"),
+            None => "its claim is gone, and it has no PersistentVolume".to_owned(),
+        };
+        (OrphanKind::Volume, reason, delete)
+    };
+    let branches = &split.spec.branches;
+    let node = branches.first().map(|b| &b.node).filter(|node| branches.iter().all(|b| b.node == **node));
+    Some(Orphan {
+        kind,
+        name: name.clone(),
+        volume: split.spec.volume.to_string(),
+        node: node.cloned(),
+        size: Some(branches.iter().fold(Bytes::ZERO, |sum, b| sum.saturating_add(b.size))),
+        created: split.meta.created,
+        first_seen: now,
+        age_seconds: 0,
+        reason,
+        remedy,
+    })
+}
+
+/// Whether its making or its withdrawal may be under way.
+fn is_young(split: &VolumeSplit, now: Timestamp) -> bool {
+    let age = split.meta.created.map(|created| now.duration_since(created));
+    age.is_none_or(|age| Duration::try_from(age).unwrap_or_default() < ON_ITS_WAY)
+}
+
+/// What a PersistentVolume without volume is, where it does not go by itself.
+fn empty(volume: &Volume, claims: &HashSet<String>, now: Timestamp) -> Option<Orphan> {
+    if volume.deleting {
+        return None;
     }
-    let claim = split.meta.labels.get(LABEL_CLAIM)?;
-    let age = Duration::try_from(now.duration_since(split.meta.created?)).unwrap_or_default();
-    (!claims.contains(claim) && age >= ON_ITS_WAY).then_some(OrphanKind::Volume)
+    let Volume { name, handle, .. } = volume;
+    let bound = volume.claim.as_ref().filter(|(_, _, uid)| claims.contains(uid));
+    let (by, remedy) = match bound {
+        None => (String::new(), format!("kubectl delete pv {name}")),
+        Some((namespace, claim, _)) => (
+            format!("; claim {namespace}/{claim} still has it"),
+            format!(
+                "kubectl -n {namespace} delete pvc {claim} && kubectl delete pv --ignore-not-found {name}"
+            ),
+        ),
+    };
+    Some(Orphan {
+        kind: OrphanKind::PersistentVolume,
+        name: name.clone(),
+        volume: handle.clone(),
+        node: None,
+        size: volume.size,
+        created: volume.created,
+        first_seen: now,
+        age_seconds: 0,
+        reason: format!("its VolumeSplit {handle} does not exist{by}"),
+        remedy,
+    })
+}
+
+/// The command that gives up what lies on a node that is gone.
+fn forget(node: &NodeName, namespace: &str) -> String {
+    format!("union-csi forget-node {node} --namespace {namespace} --accept-data-loss")
 }
 
 #[cfg(test)]
@@ -186,8 +288,21 @@ mod tests {
     #[test]
     fn only_what_nothing_needs_is_told_each_with_its_command() {
         let claim = |uid| (LABEL_CLAIM, uid);
-        let pv =
-            |name: &str, handle: &str| Volume { name: name.into(), handle: handle.into(), created: None };
+        let pv = |name: &str, handle: &str| Volume {
+            name: name.into(),
+            handle: handle.into(),
+            created: None,
+            deleting: false,
+            size: None,
+            claim: None,
+        };
+        let node = |name: &str| -> StorageNode {
+            serde_json::from_value(serde_json::json!({"meta": {"name": name}, "spec": {"node": name}}))
+                .unwrap()
+        };
+        let mut removed = contract::branch("gone", 1, "n1");
+        removed.meta.deleting = Some(Timestamp::UNIX_EPOCH);
+        let held = Volume { claim: Some(("web".into(), "data".into(), "uid".into())), ..pv("pv-3", "none") };
         let mut going = split("going", 99, &[claim("x")]);
         going.meta.deleting = Some(Timestamp::UNIX_EPOCH);
         let seen = Seen {
@@ -201,21 +316,50 @@ mod tests {
                 split("left", 60, &[claim("x")]),
                 split("young", 59, &[claim("x")]),
             ],
-            branches: vec![contract::branch("gone", 0, "n1")],
-            volumes: vec![pv("pv-1", "has-pv"), pv("pv-2", "nothing")],
+            branches: vec![contract::branch("gone", 0, "n1"), removed, contract::branch("gone", 2, "n2")],
+            nodes: vec![node("n1")],
+            volumes: vec![
+                pv("pv-1", "has-pv"),
+                pv("pv-2", "nothing"),
+                held,
+                Volume { deleting: true, ..pv("pv-4", "nothing") },
+            ],
             claims: ["uid".to_owned()].into(),
         };
         let found = orphans(&seen, Timestamp::UNIX_EPOCH);
         let told: Vec<_> = found.iter().map(|o| (o.kind, o.remedy.as_str())).collect();
-        let branch = format!("kubectl -n union delete branch {}", seen.branches[0].meta.name);
+        let delete = |name: &str| {
+            format!(
+                "kubectl -n union annotate volumesplit {name} union.io/delete-volume=yes && kubectl -n union delete volumesplit {name}"
+            )
+        };
         assert_eq!(
             told,
             [
-                (OrphanKind::Branch, branch.as_str()),
-                (OrphanKind::Volume, "kubectl -n union delete volumesplit left"),
-                (OrphanKind::Retained, "kubectl -n union delete volumesplit kept"),
+                (OrphanKind::Branch, "kubectl -n union delete branch gone-0"),
+                (OrphanKind::Branch, "union-csi forget-node n2 --namespace union --accept-data-loss"),
+                (OrphanKind::Volume, delete("left").as_str()),
+                (OrphanKind::Retained, delete("kept").as_str()),
                 (OrphanKind::PersistentVolume, "kubectl delete pv pv-2"),
+                (
+                    OrphanKind::PersistentVolume,
+                    "kubectl -n web delete pvc data && kubectl delete pv --ignore-not-found pv-3"
+                ),
             ]
         );
+        assert!(found.iter().all(|o| !o.reason.is_empty() && o.first_seen == Timestamp::UNIX_EPOCH));
+    }
+
+    #[test]
+    fn what_was_seen_before_keeps_its_time_and_the_kinds_are_counted_also_where_there_is_none() {
+        let seen = Seen { branches: vec![contract::branch("gone", 0, "n1")], ..Seen::default() };
+        let now = Timestamp::from_second(7200).unwrap();
+        let orphan = orphans(&seen, now).remove(0).since(Timestamp::from_second(600).unwrap(), now);
+        assert_eq!((orphan.first_seen.as_second(), orphan.age_seconds), (600, 6600));
+        let counts = counts(&[orphan]);
+        assert_eq!((counts[&OrphanKind::Branch], counts[&OrphanKind::Retained]), (1, 0));
+        for kind in OrphanKind::ALL {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.as_str());
+        }
     }
 }
