@@ -1,205 +1,139 @@
-//! What a user of a cluster would measure: `scripts/bench kube` makes one of three nodes, installs the release build as a user
-//! does, prints a table and writes `target/bench/kube.json`. Nothing here asserts a time.
+//! `scripts/bench kube`: what the driver costs in a cluster, and how fast it is there.
+//!
+//! Two clusters of `integration/kube/run`, one after the other, in each of which this program runs itself with a part's
+//! name: `nodes` on a cluster of three nodes with the driver as `kubectl apply -k deploy/` puts it there, `objects` on an
+//! API server alone with ten thousand volumes as objects. Each part leaves its rows in a file; the table is made of both.
 
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,
-    clippy::cast_precision_loss,
     reason = "a benchmark prints its table, and ends where it cannot measure"
 )]
 
+mod audit;
 #[path = "../../kube/tests/install.rs"]
+#[allow(dead_code, reason = "of the tests on whole clusters")]
 mod install;
+mod nodes;
+mod objects;
+mod process;
 #[path = "../machine/report.rs"]
+#[allow(dead_code, reason = "of the other benchmarks")]
 mod report;
-mod scale;
+mod seen;
 #[path = "../../kube/tests/support.rs"]
 mod support;
 
-use std::time::{Duration, Instant};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::api::{DeleteParams, ListParams};
-use report::{Report, median, percentile};
-use serde_json::json;
-use support::{PodOf, World, is_bound, is_ready, nodes, on_node, try_kubectl};
+use report::Report;
+use serde_json::{Value, json};
+
+/// The file that a part's rows go to.
+const ROWS: &str = "UNION_BENCH_ROWS";
+
+/// As it comes, the controller manager makes 20 requests a second, and so binds a hundred claims in as many steps of its
+/// own: what it takes for the driver would not be seen behind that.
+const UNHURRIED: [&str; 4] =
+    ["--controller-manager-arg", "--kube-api-qps=500", "--controller-manager-arg", "--kube-api-burst=1000"];
+
+/// A figure, and what it must be.
+pub struct Rows(Vec<Value>);
+
+impl Rows {
+    /// A row. `met` is `None` where nothing was promised.
+    pub fn add(&mut self, name: &str, measured: &str, target: &str, met: Option<bool>, data: Value) {
+        eprintln!("{name}: {measured}");
+        self.0.push(json!({"name": name, "measured": measured, "target": target, "met": met, "data": data}));
+    }
+}
 
 /// A number set in the environment, to shorten or lengthen a run.
-pub fn number(name: &str, default: usize) -> usize {
+pub fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
-fn main() {
-    if !std::env::args().any(|a| a == "--bench") && std::env::var_os("UNION_KUBE_DIR").is_none() {
-        // `cargo test --benches` has no cluster.
-        return;
+/// The agent that is measured: the release build.
+pub fn program() -> PathBuf {
+    PathBuf::from(env!("CARGO_BIN_EXE_union-csi"))
+}
+
+/// p50 and p99 in milliseconds, for a cell.
+pub fn both(seconds: &[f64]) -> String {
+    let at = |p| 1000.0 * report::percentile(seconds, p);
+    format!("{:.0} / {:.0} ms", at(0.5), at(0.99))
+}
+
+fn run_part(name: &str) {
+    let file =
+        std::env::var_os(ROWS).unwrap_or_else(|| panic!("{ROWS}: {name} is run by scripts/bench kube"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let mut rows = Rows(Vec::new());
+    match name {
+        "part-nodes" => runtime.block_on(nodes::run(&mut rows)),
+        _ => runtime.block_on(objects::run(&mut rows)),
     }
-    let mut report = Report::new(&["p50", "p99", "what"]);
-    let world = World::alone();
-    idle(&world, &mut report);
-    claims(&world, &mut report);
-    pods(&world, &mut report);
-    hundred(&world, &mut report);
-    scale::run(&world, &mut report);
-    report.note("The control plane, three nodes and the measuring share one machine.");
-    report.finish("kube");
+    std::fs::write(file, Value::Array(rows.0).to_string()).unwrap();
 }
 
-fn milliseconds(since: Instant) -> f64 {
-    since.elapsed().as_secs_f64() * 1000.0
-}
-
-/// Waits without the pauses of tests: what is measured is shorter than they are.
-fn until(mut done: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(120);
-    while !done() {
-        assert!(Instant::now() < end, "it does not come to an end");
-        std::thread::sleep(Duration::from_millis(5));
+/// Runs a part in a cluster of its own; its rows.
+fn in_cluster(name: &str, cluster: &[&str]) -> Vec<Value> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let status = Command::new(support::root().join("integration/kube/run"))
+        .args(cluster)
+        .arg("--")
+        .arg(std::env::current_exe().unwrap())
+        .arg(name)
+        .env(ROWS, file.path())
+        .status()
+        .unwrap();
+    if !status.success() {
+        eprintln!("part {name} ended with {status}");
+        return Vec::new();
     }
+    serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap_or_default()
 }
 
-/// Requests that our service account made so far, by the API server's audit log.
-fn requests() -> usize {
-    let path = std::path::PathBuf::from(std::env::var_os("UNION_KUBE_DIR").unwrap()).join("log/audit.log");
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.lines()
-        .filter(|l| {
-            l.contains("system:serviceaccount:union:union-csi")
-                && l.contains("\"stage\":\"ResponseComplete\"")
-        })
-        .count()
-}
-
-fn idle(world: &World, report: &mut Report) {
-    let seconds = number("BENCH_SECONDS", 120);
-    // What begins with the agents' start has ended by then.
-    std::thread::sleep(Duration::from_secs(30));
-    let before = requests();
-    std::thread::sleep(Duration::from_secs(u64::try_from(seconds).unwrap()));
-    let all = requests() - before;
-    let each = all as f64 * 60.0 / seconds as f64 / nodes().len() as f64;
-    report.row(
-        "idle, API requests per minute and node",
-        vec![format!("{each:.1}"), String::new(), format!("{all} in {seconds} s on {} nodes", nodes().len())],
-        json!({"perMinuteAndNode": each}),
-    );
-    drop(world.agent_on(&nodes()[0]));
-}
-
-fn bound(world: &World, name: &str) -> bool {
-    world.get::<PersistentVolumeClaim>(name).as_ref().is_some_and(is_bound)
-}
-
-fn claims(world: &World, report: &mut Report) {
-    let class = world.class("claims", "Immediate", json!({"splitQuantum": "1Mi", "maxBranches": "1"}));
-    let count = number("BENCH_VOLUMES", 50);
-    let before = requests();
-    let times: Vec<f64> = (0..count)
-        .map(|n| {
-            let name = format!("claim-{n}");
-            let begun = Instant::now();
-            world.claim(&name, &class, "16Mi");
-            until(|| bound(world, &name));
-            milliseconds(begun)
-        })
-        .collect();
-    let made = requests() - before;
-    latencies(report, "claim created to bound", &times, &format!("{count} one after the other"));
-    let each = made as f64 / count as f64;
-    report.row(
-        "API requests for a volume made",
-        vec![format!("{each:.1}"), String::new(), String::new()],
-        json!({"each": each}),
-    );
-    remove_claims(world);
-}
-
-fn latencies(report: &mut Report, name: &str, times: &[f64], what: &str) {
-    let (p50, p99) = (median(times), percentile(times, 0.99));
-    report.row(
-        name,
-        vec![format!("{p50:.0} ms"), format!("{p99:.0} ms"), what.to_owned()],
-        json!({"p50": p50, "p99": p99}),
-    );
-}
-
-fn remove_claims(world: &World) {
-    let all = world.api::<PersistentVolumeClaim>();
-    let _ = world.block_on(all.delete_collection(&DeleteParams::default(), &ListParams::default())).unwrap();
-    until(|| world.splits().is_empty());
-}
-
-fn pods(world: &World, report: &mut Report) {
-    let class = world.class("pods", "Immediate", json!({"splitQuantum": "1Mi", "maxBranches": "1"}));
-    let union = world.class("unions", "Immediate", json!({"splitQuantum": "16Mi", "minBranches": "2"}));
-    let count = number("BENCH_PODS", 20);
-    let node = nodes()[0].clone();
-    let run = |name: &str, pod: PodOf| {
-        let begun = Instant::now();
-        world.run(pod);
-        until(|| world.get::<Pod>(name).as_ref().is_some_and(is_ready));
-        let took = milliseconds(begun);
-        world.stop(name);
-        took
-    };
-    let (mut empty, mut plain, mut merged) = (Vec::new(), Vec::new(), Vec::new());
-    // In turn, so that what else the machine does falls on all alike.
-    for n in 0..count {
-        let name = format!("empty-{n}");
-        let pod = PodOf::new(&name).with_volume("data", json!({"emptyDir": {}}), json!({}));
-        empty.push(run(&name, pod.on(&node)));
-        for (class, times) in [(&class, &mut plain), (&union, &mut merged)] {
-            let name = format!("claim-{}-{n}", times.len());
-            world.claim(&name, class, "48Mi");
-            until(|| bound(world, &name));
-            times.push(run(&name, PodOf::new(&name).with_claim(&name)));
-            world.delete::<PersistentVolumeClaim>(&name);
-            until(|| world.get::<PersistentVolumeClaim>(&name).is_none());
+fn whole(parts: &[&str]) -> ExitCode {
+    let mut report = Report::new(&["measured", "target", ""]);
+    let mut complete = true;
+    for part in parts {
+        let rows = match *part {
+            "nodes" => in_cluster("part-nodes", &[&["--nodes", "3", "--audit"][..], &UNHURRIED].concat()),
+            _ => in_cluster("part-objects", &["--api-only"]),
+        };
+        complete &= !rows.is_empty();
+        for row in rows {
+            let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+            let met = match row["met"].as_bool() {
+                None => "",
+                Some(true) => "met",
+                Some(false) => "missed",
+            };
+            report.row(&text("name"), vec![text("measured"), text("target"), met.to_owned()], row.clone());
         }
     }
-    latencies(report, "pod created to ready, emptyDir", &empty, &format!("{count} pods"));
-    latencies(report, "pod created to ready, a volume of one branch", &plain, "its claim was bound before");
-    latencies(
-        report,
-        "pod created to ready, a volume of two branches",
-        &merged,
-        "its claim was bound before",
-    );
-    until(|| world.splits().is_empty());
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    report.note(format!("Load average of the last minutes at the end: {}.", load.trim()));
+    report.finish("kube");
+    if complete { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn hundred(world: &World, report: &mut Report) {
-    let class = world.class("hundred", "Immediate", json!({"splitQuantum": "1Mi", "maxBranches": "1"}));
-    let claims: Vec<String> = (0..100)
-        .map(|n| {
-            json!({
-                "apiVersion": "v1", "kind": "PersistentVolumeClaim",
-                "metadata": {"name": format!("data-{n:03}"), "namespace": world.namespace},
-                "spec": {"storageClassName": class, "accessModes": ["ReadWriteOnce"],
-                         "resources": {"requests": {"storage": "16Mi"}}},
-            })
-            .to_string()
-        })
-        .collect();
-    let begun = Instant::now();
-    try_kubectl(&["create", "-f", "-"], Some(&claims.join("\n---\n"))).unwrap();
-    until(|| world.list::<PersistentVolumeClaim>().iter().filter(|c| is_bound(c)).count() == 100);
-    let took = milliseconds(begun);
-    report.row(
-        "100 claims at once, to the last bound",
-        vec![format!("{took:.0} ms"), String::new(), "kubectl included".to_owned()],
-        json!({"ms": took}),
-    );
-    remove_claims(world);
-}
-
-/// Resident memory in MiB and processor time in seconds of a node's agent.
-pub fn weight(node: &str) -> (f64, f64) {
-    let text = on_node(
-        node,
-        "p=$(pgrep -x union-csi); grep VmRSS /proc/$p/status | tr -dc 0-9; echo; cut -d' ' -f14,15 /proc/$p/stat",
-    );
-    let numbers: Vec<f64> = text.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-    // Clock ticks are hundredths on every Linux that there is.
-    (numbers[0] / 1024.0, (numbers[1] + numbers[2]) / 100.0)
+fn main() -> ExitCode {
+    // `cargo bench` adds options of its own.
+    let names: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    match names.as_slice() {
+        [] => whole(&["nodes", "objects"]),
+        [part @ ("part-nodes" | "part-objects")] => {
+            run_part(part);
+            ExitCode::SUCCESS
+        }
+        parts if parts.iter().all(|p| matches!(*p, "nodes" | "objects")) => whole(parts),
+        _ => {
+            eprintln!("usage: scripts/bench kube [nodes] [objects]");
+            ExitCode::from(2)
+        }
+    }
 }
