@@ -35,7 +35,7 @@ use crate::csi::counters::CsiCounters;
 use crate::csi::registration::{self, RegistrationSettings, RegistrationState};
 use crate::csi::{self, ControllerService, IdentityService, NodeService};
 use crate::http::{self, View};
-use crate::platform::Host;
+use crate::platform::{Host, memory};
 use crate::store::kubernetes::KubernetesStore;
 use crate::store::local::LocalStore;
 use crate::store::{Asked, Health, Store};
@@ -58,6 +58,9 @@ const BLOCKING: usize = 64;
 /// An idle blocking thread ends after this time, so that a burst does not stay in memory.
 const BLOCKING_IDLE: Duration = Duration::from_secs(10);
 
+/// How often memory that was freed is given back to the system.
+const GIVE_BACK: Duration = Duration::from_secs(60);
+
 /// Directories of the state directory that hold files which are written atomically.
 const RECORDS: [&str; 2] = ["unions", "pools"];
 
@@ -69,6 +72,7 @@ pub const FIELD_MANAGER: &str = "union-csi";
 /// # Errors
 /// See [`AppError`].
 pub fn run(config: Config) -> Result<(), AppError> {
+    memory::bound_arenas();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKERS)
         .max_blocking_threads(BLOCKING)
@@ -168,6 +172,14 @@ async fn serve(config: Config) -> Result<(), AppError> {
         csi.socket = %config.csi_socket.display(), pools = config.pools.len(),
         version = env!("CARGO_PKG_VERSION"), "the agent serves"
     );
+
+    tasks.spawn("the return of freed memory", |stop| async move {
+        while stop.run_until_cancelled(tokio::time::sleep(GIVE_BACK)).await.is_some() {
+            // One that did not run is made up for by the next.
+            let _ = tokio::task::spawn_blocking(memory::give_back).await;
+        }
+        Ok(())
+    });
 
     let result = tasks.run().await;
     tracing::info!("the agent has ended; mounted volumes stay mounted");

@@ -17,6 +17,7 @@ pub mod file;
 pub mod fserror;
 pub mod fuse;
 pub mod loopdev;
+pub mod memory;
 pub mod mkfs;
 pub mod mount;
 pub mod namespace;

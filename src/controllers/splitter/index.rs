@@ -17,9 +17,11 @@
 //! - files of branches that no object tells of (a store restored from a backup) are taken for foreign data. What they may
 //!   still grow by is known to their node only, which is why it has the last word on admission.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+use super::kept::Kept;
 use super::room::{NodeRoom, Nodes, is_silent};
 use crate::domain::pool::PoolView;
 use crate::domain::split::PlannedBranch;
@@ -62,7 +64,7 @@ impl Claim {
 
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    splits: BTreeMap<String, VolumeSplit>,
+    splits: BTreeMap<String, Kept>,
     /// Volume to the versions that own writes replaced, whose events may still come.
     replaced: HashMap<String, VecDeque<Version>>,
     branches: BTreeMap<String, Branch>,
@@ -82,8 +84,8 @@ pub(super) struct Index {
 }
 
 impl Index {
-    pub(super) fn split(&self, name: &str) -> Option<&VolumeSplit> {
-        self.splits.get(name)
+    pub(super) fn split(&self, name: &str) -> Option<Cow<'_, VolumeSplit>> {
+        self.splits.get(name)?.split()
     }
 
     /// The branches of a volume, by name.
@@ -136,7 +138,7 @@ impl Index {
             return;
         }
         let name = split.meta.name.clone();
-        if self.splits.get(&name).is_some_and(|known| known.spec.branches != split.spec.branches) {
+        if self.split(&name).is_some_and(|known| known.spec.branches != split.spec.branches) {
             self.unplan(&name);
         }
         for planned in &split.spec.branches {
@@ -144,13 +146,13 @@ impl Index {
             let piece = self.piece(&planned.node, &planned.pool, planned.size);
             self.claim(&id, |claim| claim.planned = Some(piece));
         }
-        self.splits.insert(name, split);
+        self.splits.insert(name, Kept::new(split));
     }
 
     /// Takes what a write, or a read after a failed write, made of the version `base`.
     pub(super) fn put_later_split(&mut self, base: &Version, split: VolumeSplit) {
         let name = split.meta.name.clone();
-        if self.splits.get(&name).is_none_or(|known| known.meta.version != *base) {
+        if self.splits.get(&name).is_none_or(|known| known.version() != base) {
             // An event came first, with this state or a later one.
             return;
         }
@@ -171,7 +173,7 @@ impl Index {
     }
 
     fn unplan(&mut self, name: &str) {
-        let Some(split) = self.splits.get(name) else { return };
+        let Some(split) = self.split(name) else { return };
         let ids: Vec<_> =
             split.spec.branches.iter().map(|b| split.spec.volume.branch(b.index).to_string()).collect();
         for id in ids {

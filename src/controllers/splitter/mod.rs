@@ -15,6 +15,7 @@ mod decide;
 mod feed;
 mod figures;
 mod index;
+mod kept;
 mod planning;
 mod room;
 mod rooms;
@@ -283,7 +284,7 @@ impl Splitter {
         let room = Room { nodes: self.index.nodes(), excluded: &excluded };
         let clock = (self.clock)();
         let Decision { actions, planned, refused_by, waits, again } =
-            decide(split, &self.index.branches(volume), &room, clock);
+            decide(&split, &self.index.branches(volume), &room, clock);
         match planned {
             Some(true) if refused_by.is_empty() => count(&self.counters.0.plans),
             Some(true) => {
@@ -296,7 +297,7 @@ impl Splitter {
         if let Some(wait) = again.and_then(|at| Duration::try_from(at.duration_since(clock)).ok()) {
             self.queue.add(volume, now + wait);
         }
-        let split = split.clone();
+        let split = split.into_owned();
         for pool in refused_by {
             self.refuse(volume, pool, now);
         }
