@@ -13,25 +13,39 @@ const BOUND: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Fresh {
     asked: AtomicU64,
+    /// The last who waits, or waited.
+    awaited: AtomicU64,
     ask: Notify,
     published: watch::Sender<u64>,
 }
 
 impl Fresh {
     pub(super) fn new() -> Self {
-        Self { asked: AtomicU64::new(0), ask: Notify::new(), published: watch::Sender::new(0) }
+        Self {
+            asked: AtomicU64::new(0),
+            awaited: AtomicU64::new(0),
+            ask: Notify::new(),
+            published: watch::Sender::new(0),
+        }
     }
 
     /// Asks for a measurement and does not wait for it.
-    pub(super) fn ask(&self) -> u64 {
-        let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+    pub(super) fn ask(&self) {
+        self.asked.fetch_add(1, Ordering::SeqCst);
         self.ask.notify_one();
-        ticket
+    }
+
+    /// The last change that somebody waits for, or waited for, to be published.
+    pub(super) fn awaited(&self) -> u64 {
+        self.awaited.load(Ordering::SeqCst)
     }
 
     /// Waits until a measurement that began after this call is published, or [`BOUND`] has passed.
     pub(super) async fn wait(&self) {
-        let ticket = self.ask();
+        let ticket = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        // Before the measurement begins, so that whoever publishes it knows.
+        self.awaited.fetch_max(ticket, Ordering::SeqCst);
+        self.ask.notify_one();
         let mut published = self.published.subscribe();
         let _late = tokio::time::timeout(BOUND, published.wait_for(|upto| *upto >= ticket)).await;
     }

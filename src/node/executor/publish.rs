@@ -1,5 +1,6 @@
 //! Publishing this node's `StorageNode`.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use super::queue::backoff;
 use super::{NodeFacts, REWATCH};
 use crate::domain::pool::{PoolReport, PoolState};
 use crate::domain::{Bytes, NodeName};
-use crate::store::object::{Meta, StorageNode, StorageNodeSpec, StorageNodeStatus, set_condition};
+use crate::store::object::{Meta, StorageNode, StorageNodeSpec, StorageNodeStatus, Version, set_condition};
 use crate::store::{Event, Selector, Store, StoreError};
 
 /// Figures that moved by less than this share of the pool are not news; nor are less than [`STEP`] bytes.
@@ -27,6 +28,13 @@ const STEP: Bytes = Bytes::mib(64);
 /// Even small news are published this often, and that there are none: others take a node that is silent for several times
 /// this for one whose agent does not run.
 const HEARTBEAT: Duration = Duration::from_secs(300);
+
+/// Figures that moved are published this long after the last write, all at once: whoever plans counts what was promised
+/// since by itself.
+const SETTLE: Duration = Duration::from_secs(5);
+
+/// Own writes whose events may be outstanding: two, of a node that is made, and a few more for events that are late.
+const WRITTEN: usize = 8;
 
 /// Writes attempted against others' before a pause.
 const ATTEMPTS: u32 = 4;
@@ -56,11 +64,17 @@ pub(super) struct Publisher {
 /// What was published last.
 #[derive(Debug, Default)]
 pub(super) struct Published {
-    /// As it was written; `None`: unknown, to be written anew.
+    /// As it is stored; `None`: unknown, to be written anew.
     object: Option<StorageNode>,
+    /// Versions that own writes made: their events may come after a later write, and tell nothing.
+    written: VecDeque<Version>,
+    /// Somebody else wrote it.
+    edited: bool,
     at: Option<Instant>,
     /// Up to which change.
     begun: u64,
+    /// When what is known and not published is due.
+    due: Option<Instant>,
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -90,8 +104,9 @@ impl Publisher {
                     }
                 }
             }
-            let again =
-                self.published.not_before.into_iter().chain(events.is_none().then_some(rewatch)).min();
+            // While the store cannot be written to, nothing is due before the next attempt.
+            let write = self.published.not_before.or(self.published.due);
+            let again = write.into_iter().chain(events.is_none().then_some(rewatch)).min();
             tokio::select! {
                 () = shutdown.cancelled() => return,
                 Ok(()) = measured.changed() => {}
@@ -119,17 +134,8 @@ impl Publisher {
 
     /// Somebody, perhaps this node, wrote the object.
     fn note(&mut self, event: Event<StorageNode>) {
-        let ours = |object: &StorageNode| {
-            self.published
-                .object
-                .as_ref()
-                .is_some_and(|last| last.meta.version == object.meta.version || last.status == object.status)
-        };
         match event {
-            Event::Applied(object) if ours(&object) => {
-                self.published.object = Some(object);
-            }
-            Event::Applied(_) => self.published.object = None,
+            Event::Applied(object) => self.published.note(object),
             Event::Deleted(_) => {
                 if self.published.object.take().is_some() {
                     info!(node.name = %self.node, "this node's object was deleted and is made again");
@@ -139,31 +145,39 @@ impl Publisher {
         }
     }
 
-    /// Publishes the reports where they are news. After a change made here every difference is.
+    /// Publishes the reports when they are news, at the time at which they are.
     async fn publish(&mut self, measured: Measured) {
         let now = Instant::now();
         if self.published.not_before.is_some_and(|at| now < at) {
             return;
         }
         let Measured { begun, reports } = measured;
-        let due = self.published.at.is_none_or(|at| now.duration_since(at) >= HEARTBEAT);
-        let news = match &self.published.object {
-            None => true,
-            Some(_) if due => true,
-            Some(old) if self.facts.all_labels(&old.status.labels) != old.status.labels => true,
-            Some(old) if begun > self.published.begun => old.status.pools != reports,
-            Some(old) => is_news(&old.status.pools, &reports),
+        let relabelled = |old: &StorageNode| self.facts.all_labels(&old.status.labels) != old.status.labels;
+        let haste = match &self.published.object {
+            None => Haste::Now,
+            Some(_) if self.published.edited => Haste::Now,
+            Some(old) if relabelled(old) => Haste::Now,
+            Some(old) => {
+                let changed = Changed {
+                    here: begun > self.published.begun,
+                    awaited: self.fresh.awaited() > self.published.begun,
+                };
+                haste(&old.status.pools, &reports, &changed)
+            }
         };
-        if !news {
-            self.done(begun);
+        let due = due(haste, self.published.at);
+        self.published.due = due.filter(|at| now < *at && haste != Haste::Never);
+        if due.is_some_and(|at| now < at) {
+            if haste == Haste::Never {
+                self.done(begun);
+            }
             return;
         }
         for attempt in 1..=ATTEMPTS {
             let base = self.published.object.take();
             match write(&*self.store, &self.node, &self.facts, &reports, base).await {
                 Ok(object) => {
-                    self.published =
-                        Published { object: Some(object), at: Some(now), ..Published::default() };
+                    self.published.wrote(object, now);
                     self.done(begun);
                     self.known.send_replace(true);
                     return;
@@ -185,6 +199,58 @@ impl Publisher {
         self.published.begun = begun;
         self.fresh.publish(begun);
     }
+}
+
+impl Published {
+    /// Takes what an event told, unless it is of an own write.
+    fn note(&mut self, object: StorageNode) {
+        if self.written.contains(&object.meta.version) {
+            return;
+        }
+        // Where an own write came after it, the next finds that out, and reads what is there.
+        self.edited = true;
+        self.object = Some(object);
+    }
+
+    /// An own write made this.
+    fn wrote(&mut self, object: StorageNode, at: Instant) {
+        let mut written = std::mem::take(&mut self.written);
+        written.push_back(object.meta.version.clone());
+        if written.len() > WRITTEN {
+            written.pop_front();
+        }
+        *self = Self { object: Some(object), written, at: Some(at), ..Self::default() };
+    }
+}
+
+/// How soon something is to be published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Haste {
+    /// At once: others would decide otherwise.
+    Now,
+    /// Together with what comes in the next moment.
+    Soon,
+    /// With the next heartbeat.
+    Never,
+}
+
+/// What happened on this node since the last write.
+#[derive(Debug, Default)]
+struct Changed {
+    /// Branches came or went.
+    here: bool,
+    /// Something does not go on before it is published.
+    awaited: bool,
+}
+
+/// When what has this haste is due, where the last write was made at `last`; `None`: now.
+fn due(haste: Haste, last: Option<Instant>) -> Option<Instant> {
+    let wait = match haste {
+        Haste::Now => return None,
+        Haste::Soon => SETTLE,
+        Haste::Never => HEARTBEAT,
+    };
+    Some(last? + wait)
 }
 
 async fn next(events: &mut Option<Events>) -> Option<Result<Event<StorageNode>, StoreError>> {
@@ -244,25 +310,36 @@ async fn write(
     nodes.update_status(object).await
 }
 
-/// Whether others would decide otherwise: anything but a figure changed, or a figure moved by a step.
-fn is_news(old: &[PoolReport], new: &[PoolReport]) -> bool {
-    old.len() != new.len()
-        || old.iter().zip(new).any(|(old, new)| {
-            let step = STEP.max(Bytes::new(old.total.get() / SHARE));
-            let without_figures = |report: &PoolReport| PoolReport {
-                free: Bytes::ZERO,
-                occupied: Bytes::ZERO,
-                allocatable: None,
-                ..report.clone()
-            };
-            let moved = |a: Bytes, b: Bytes| Bytes::new(a.get().abs_diff(b.get())) >= step;
-            without_figures(old) != without_figures(new)
-                || moved(old.free, new.free)
-                || moved(old.occupied, new.occupied)
-                || moved(old.allocatable(), new.allocatable())
-                // A pool that fills up is news before it is a step away from full.
-                || old.allocatable().is_zero() != new.allocatable().is_zero()
-        })
+/// How soon these reports are to be published after those.
+fn haste(old: &[PoolReport], new: &[PoolReport], changed: &Changed) -> Haste {
+    let without_figures = |report: &PoolReport| PoolReport {
+        free: Bytes::ZERO,
+        occupied: Bytes::ZERO,
+        promised: Bytes::ZERO,
+        allocatable: None,
+        ..report.clone()
+    };
+    let pairs = || old.iter().zip(new);
+    let moved = |(old, new): (&PoolReport, &PoolReport)| {
+        let step = STEP.max(Bytes::new(old.total.get() / SHARE));
+        let far = |a: Bytes, b: Bytes| Bytes::new(a.get().abs_diff(b.get())) >= step;
+        old.promised != new.promised
+            || far(old.free, new.free)
+            || far(old.occupied, new.occupied)
+            || far(old.allocatable(), new.allocatable())
+    };
+    if old.len() != new.len()
+        || pairs().any(|(old, new)| without_figures(old) != without_figures(new))
+        // A pool that fills up is news before it is a step away from full.
+        || pairs().any(|(old, new)| old.allocatable().is_zero() != new.allocatable().is_zero())
+        || changed.awaited && old != new
+    {
+        Haste::Now
+    } else if pairs().any(moved) || changed.here && old != new {
+        Haste::Soon
+    } else {
+        Haste::Never
+    }
 }
 
 #[cfg(test)]

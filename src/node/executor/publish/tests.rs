@@ -9,20 +9,71 @@ fn report() -> PoolReport {
     .unwrap()
 }
 
+fn soon(old: &PoolReport, new: &PoolReport) -> Haste {
+    haste(std::slice::from_ref(old), std::slice::from_ref(new), &Changed::default())
+}
+
 #[test]
-fn small_movements_of_figures_are_no_news_and_all_else_is() {
+fn what_others_go_by_is_told_at_once_figures_soon_and_hardly_a_difference_never() {
     let old = report();
     let less = |bytes: u64| PoolReport { free: old.free.saturating_sub(Bytes::new(bytes)), ..old.clone() };
-    assert!(!is_news(std::slice::from_ref(&old), &[less(1 << 20)]));
-    assert!(is_news(std::slice::from_ref(&old), &[less(2 << 30)]));
+    assert_eq!(soon(&old, &less(1 << 20)), Haste::Never);
+    assert_eq!(soon(&old, &less(2 << 30)), Haste::Soon);
     let absent = PoolReport { state: PoolState::Absent, ..old.clone() };
-    assert!(is_news(std::slice::from_ref(&old), &[absent]));
+    assert_eq!(soon(&old, &absent), Haste::Now);
     let promised = PoolReport { promised: Bytes::new(1), ..old.clone() };
-    assert!(is_news(std::slice::from_ref(&old), &[promised]));
-    assert!(is_news(std::slice::from_ref(&old), &[]));
+    assert_eq!(soon(&old, &promised), Haste::Soon);
+    assert_eq!(haste(std::slice::from_ref(&old), &[], &Changed::default()), Haste::Now);
     let full = PoolReport { free: Bytes::ZERO, ..old.clone() };
     let nearly = PoolReport { free: Bytes::new(4096), ..old };
-    assert!(is_news(&[nearly], &[full]));
+    assert_eq!(soon(&nearly, &full), Haste::Now);
+}
+
+#[test]
+fn a_change_here_is_told_soon_and_at_once_where_somebody_waits_for_it() {
+    let old = [report()];
+    let new = [PoolReport { free: old[0].free.saturating_sub(Bytes::new(4096)), ..old[0].clone() }];
+    let changed = |here, awaited| Changed { here, awaited };
+    assert_eq!(haste(&old, &new, &changed(false, false)), Haste::Never);
+    assert_eq!(haste(&old, &new, &changed(true, false)), Haste::Soon);
+    assert_eq!(haste(&old, &new, &changed(true, true)), Haste::Now);
+    assert_eq!(haste(&old, &old, &changed(true, true)), Haste::Never, "there is nothing to tell");
+}
+
+#[test]
+fn figures_that_move_all_the_time_are_written_once_in_a_while() {
+    let start = Instant::now();
+    let (mut last, mut writes) = (Some(start), 0);
+    for tenth in 0..600 {
+        let now = start + Duration::from_millis(100 * tenth);
+        if due(Haste::Soon, last).is_none_or(|at| at <= now) {
+            (last, writes) = (Some(now), writes + 1);
+        }
+    }
+    assert_eq!(writes, 11, "in a minute");
+    assert_eq!(due(Haste::Now, last), None);
+    assert_eq!(due(Haste::Soon, None), None, "the first write waits for nothing");
+}
+
+#[test]
+fn the_late_event_of_an_own_write_is_no_edit_and_anothers_write_is() {
+    let stored = |version: &str| StorageNode {
+        meta: Meta { version: Version(version.to_owned()), ..Meta::new("n") },
+        spec: StorageNodeSpec { node: "n".parse().unwrap() },
+        status: StorageNodeStatus { heartbeat: Some(Timestamp::now()), ..StorageNodeStatus::default() },
+    };
+    let mut published = Published::default();
+    published.wrote(stored("1"), Instant::now());
+    published.wrote(stored("2"), Instant::now());
+    // Each of these, taken for an edit, would lead to a write, whose event would come as late.
+    published.note(stored("1"));
+    published.note(stored("2"));
+    assert!(!published.edited);
+    assert_eq!(published.object.as_ref().unwrap().meta.version.0, "2");
+    published.note(stored("3"));
+    assert!(published.edited);
+    published.wrote(stored("4"), Instant::now());
+    assert!(!published.edited);
 }
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
