@@ -23,6 +23,8 @@ pub(super) struct Applied {
 pub(super) enum Written {
     Split(Box<VolumeSplit>),
     Branch(Box<Branch>),
+    /// The branch of this name is on its way out, or gone.
+    Going(String),
     Nothing,
 }
 
@@ -70,7 +72,7 @@ async fn write(store: &dyn Store, split: &VolumeSplit, action: Action) -> Result
         }
         Action::DeleteBranch { name, version } => {
             store.branches().delete(&name, version).await?;
-            Ok(Written::Nothing)
+            Ok(Written::Going(name))
         }
         Action::RemoveFinalizer => {
             // The picture may lack a branch whose creation was answered with an error and took place.
@@ -79,8 +81,8 @@ async fn write(store: &dyn Store, split: &VolumeSplit, action: Action) -> Result
                 return Err(StoreError::Conflict { kind: "VolumeSplit", name });
             }
             split.meta.finalizers.retain(|f| f != FINALIZER);
-            store.splits().update(split).await?;
-            Ok(Written::Nothing)
+            // Without its finalizer it is not looked at again until its event tells that it is gone.
+            Ok(Written::Split(Box::new(store.splits().update(split).await?)))
         }
     }
 }

@@ -6,6 +6,7 @@
 //! volume goes after its last branch.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use jiff::Timestamp;
 
@@ -18,8 +19,11 @@ use crate::domain::policy::{ParamError, Policy};
 use crate::domain::split::{Infeasible, PlannedBranch};
 use crate::store::object::{
     Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_NODE, LABEL_VOLUME, Meta, Version,
-    VolumeSplit, VolumeSplitStatus, label_value,
+    VolumeSplit, VolumeSplitStatus, condition, label_value, pending,
 };
+
+/// What takes no longer than this needs no status on the way: several times what making branches takes.
+const PASSING: Duration = Duration::from_secs(2);
 
 /// One write.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,9 +104,29 @@ pub(super) fn decide(split: &VolumeSplit, branches: &[&Branch], room: &Room<'_>,
         Standing { split, objects: &objects, was_complete, obstacle: obstacle.as_ref(), silent: &silent };
     let wanted = status::status(&standing, now);
     if wanted != split.status {
-        decision.actions.push(Action::SetStatus(wanted));
+        match passing_until(split, &wanted, now) {
+            Some(end) => decision.again = Some(decision.again.map_or(end, |again| again.min(end))),
+            None => decision.actions.push(Action::SetStatus(wanted)),
+        }
     }
     decision
+}
+
+/// The first status of a volume whose branches are being made says nothing that its next one does not say better, a moment
+/// later: until when it is not written.
+fn passing_until(split: &VolumeSplit, wanted: &VolumeSplitStatus, now: Timestamp) -> Option<Timestamp> {
+    let binding =
+        |kind: &str, reason: &str| condition(&wanted.conditions, kind).is_some_and(|c| c.reason == reason);
+    if split.status != VolumeSplitStatus::default()
+        || !binding("Pending", pending::BINDING)
+        || !binding("ReplicaFailure", "None")
+        || !binding("Degraded", "None")
+    {
+        return None;
+    }
+    // Where the API server's clock is ahead of this one, it is written at once.
+    let created = split.meta.created.filter(|created| *created <= now)?;
+    after(created, PASSING).filter(|end| now < *end)
 }
 
 /// The planned branches of a volume that never was complete, by how they are doing.
@@ -488,6 +512,25 @@ mod tests {
         branches.iter_mut().for_each(|b| b.status.phase = BranchPhase::Bound);
         settle(&mut split, &mut branches);
         (split, branches)
+    }
+
+    #[test]
+    fn that_branches_are_being_made_is_no_status_for_the_first_moment_unless_something_is_wrong() {
+        let cluster = views();
+        let (mut split, mut branches) = planned_in(&cluster, split("v", 15));
+        let seconds = |n| Timestamp::from_second(n).unwrap();
+        split.meta.created = Some(seconds(10));
+        let early = decided_in(&cluster, &split, &branches, seconds(11));
+        assert_eq!((early.actions.as_slice(), early.again), (&[][..], Some(seconds(12))));
+        let writes = |decision: Decision| matches!(decision.actions.last(), Some(Action::SetStatus(_)));
+        assert!(writes(decided_in(&cluster, &split, &branches, seconds(12))), "it takes longer");
+        assert!(writes(decided_in(&cluster, &split, &branches, seconds(9))), "clocks differ");
+        branches[0].status.phase = BranchPhase::Failing;
+        assert!(writes(decided_in(&cluster, &split, &branches, seconds(11))));
+        branches.iter_mut().for_each(|b| b.status.phase = BranchPhase::Bound);
+        assert!(writes(decided_in(&cluster, &split, &branches, seconds(11))));
+        let large = super::super::tests::split("w", 99);
+        assert!(writes(decided_in(&cluster, &large, &[], seconds(11))), "it does not fit");
     }
 
     #[test]

@@ -21,6 +21,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use super::kept::Kept;
 use super::room::{NodeRoom, Nodes, is_silent};
 use crate::domain::pool::PoolView;
@@ -185,6 +187,13 @@ impl Index {
     pub(super) fn put_new_branch(&mut self, branch: Branch) {
         if !self.branches.contains_key(&branch.meta.name) {
             self.put_branch(branch);
+        }
+    }
+
+    /// The branch was asked to go, if it is there: that need not be asked again before its event comes.
+    pub(super) fn branch_goes(&mut self, name: &str, now: Timestamp) {
+        if let Some(branch) = self.branches.get_mut(name) {
+            branch.meta.deleting.get_or_insert(now);
         }
     }
 
@@ -391,6 +400,18 @@ mod tests {
         index.remove_branch("v-0");
         assert_eq!((left(&index), index.take_grew()), (10, true));
         assert!(index.claims.is_empty());
+    }
+
+    #[test]
+    fn a_branch_that_was_asked_to_go_is_known_to_before_its_event_comes() {
+        let mut index = Index::default();
+        index.put_node(node(vec![pool("pool", 10)]));
+        index.put_branch(branch("v", 0, "n"));
+        index.branch_goes("v-0", Timestamp::UNIX_EPOCH);
+        index.branch_goes("gone-0", Timestamp::UNIX_EPOCH);
+        let known: Vec<_> = index.branches("v").into_iter().map(|b| b.meta.deleting).collect();
+        assert_eq!(known, [Some(Timestamp::UNIX_EPOCH)]);
+        assert_eq!(left(&index), 9, "its files are there still");
     }
 
     #[test]

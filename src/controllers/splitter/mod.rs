@@ -357,6 +357,7 @@ impl Splitter {
                 Written::Split(split) => self.index.put_later_split(&base, *split),
                 Written::Branch(branch) if gone.contains(&branch.meta.name) => {}
                 Written::Branch(branch) => self.index.put_new_branch(*branch),
+                Written::Going(name) => self.index.branch_goes(&name, (self.clock)()),
                 Written::Nothing => {}
             }
         }
