@@ -20,8 +20,12 @@ const SMALL: Duration = Duration::from_secs(5 * 60);
 /// What shrinks goes before so much of other work: a new class of 1,000 nodes, several times.
 const BEFORE_OTHERS: Duration = Duration::from_secs(30);
 
-/// How often one object is written at most: a burst of claims is told in steps.
+/// How often one object is written at most.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// How often it is told at most that there is less, though still something: a burst of claims is told in steps. Who is
+/// sent to where there is no room any more meanwhile is sent on.
+const LESS_AGAIN: Duration = Duration::from_secs(5);
 
 /// What is to be done about an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +43,10 @@ pub(super) enum Step {
 /// How soon a difference is to be told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Urgency {
-    /// There is less room than is told, which sends pods to where they do not fit; or there was none.
+    /// There is nothing any more, or there was nothing; or it was edited.
     Now,
+    /// There is less room than is told, which sends pods to where they do not fit.
+    Less,
     /// Nothing was told.
     New,
     /// There is more.
@@ -70,8 +76,10 @@ fn urgency(told: Figures, wanted: Figures) -> Urgency {
     let pairs = [(told.capacity, wanted.capacity), (told.maximum, wanted.maximum)];
     let crosses = |(old, new): &(Bytes, Bytes)| old.is_zero() != new.is_zero();
     let step = |old: Bytes| STEP.max(Bytes::new(old.get() / 100));
-    if pairs.iter().any(|pair| crosses(pair) || pair.0.saturating_sub(pair.1) > step(pair.0)) {
+    if pairs.iter().any(crosses) {
         Urgency::Now
+    } else if pairs.iter().any(|(old, new)| old.saturating_sub(*new) > step(*old)) {
+        Urgency::Less
     } else if pairs.iter().any(|(old, new)| new.saturating_sub(*old) > step(*old)) {
         Urgency::Raise
     } else {
@@ -81,13 +89,15 @@ fn urgency(told: Figures, wanted: Figures) -> Urgency {
 
 /// When a difference is to be told that is there since `since`, where the object was written last at `last`.
 pub(super) fn due(urgency: Urgency, since: Instant, last: Option<Instant>) -> Instant {
-    let at = match urgency {
-        Urgency::Now => since.checked_sub(BEFORE_OTHERS).unwrap_or(since),
-        Urgency::New => since,
-        Urgency::Raise => since + RAISE,
-        Urgency::Small => since + SMALL,
+    let early = since.checked_sub(BEFORE_OTHERS).unwrap_or(since);
+    let (at, again) = match urgency {
+        Urgency::Now => (early, AGAIN),
+        Urgency::Less => (early, LESS_AGAIN),
+        Urgency::New => (since, AGAIN),
+        Urgency::Raise => (since + RAISE, AGAIN),
+        Urgency::Small => (since + SMALL, AGAIN),
     };
-    last.map_or(at, |last| at.max(last + AGAIN))
+    last.map_or(at, |last| at.max(last + again))
 }
 
 /// Limits all writes together: so many at once, and then one after each pause.
@@ -143,11 +153,11 @@ mod tests {
             (1000, 1064, Urgency::Small),
             (1000, 936, Urgency::Small),
             (1000, 1065, Urgency::Raise),
-            (1000, 935, Urgency::Now),
+            (1000, 935, Urgency::Less),
             (100_000, 101_000, Urgency::Small),
             (100_000, 99_000, Urgency::Small),
             (100_000, 101_001, Urgency::Raise),
-            (100_000, 98_999, Urgency::Now),
+            (100_000, 98_999, Urgency::Less),
         ] {
             assert_eq!(told(old, new), Step::Write(urgency), "{old} -> {new}");
         }
@@ -164,7 +174,23 @@ mod tests {
     fn one_figure_that_shrinks_is_enough() {
         let old = figures(1000);
         let new = Figures { maximum: Bytes::mib(500), capacity: Bytes::mib(2000) };
-        assert_eq!(decide(Some(new), Some(&found(Some(old)))), Step::Write(Urgency::Now));
+        assert_eq!(decide(Some(new), Some(&found(Some(old)))), Step::Write(Urgency::Less));
+    }
+
+    #[test]
+    fn a_minute_of_claims_one_after_the_other_is_told_in_a_dozen_steps_and_the_end_of_room_within_a_second() {
+        let start = Instant::now();
+        let (mut last, mut since, mut writes) = (None, None, 0);
+        for tenth in 0..600 {
+            let now = start + Duration::from_millis(100 * tenth);
+            let first = *since.get_or_insert(now);
+            if due(Urgency::Less, first, last) <= now {
+                (last, since, writes) = (Some(now), None, writes + 1);
+            }
+        }
+        assert_eq!(writes, 12);
+        let last = last.unwrap();
+        assert_eq!(due(Urgency::Now, last, Some(last)), last + AGAIN);
     }
 
     #[test]

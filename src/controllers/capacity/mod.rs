@@ -6,8 +6,8 @@
 //! what was planned a moment ago is counted.
 //!
 //! Invariants:
-//! - what shrinks is told at once, what rises after a few seconds, what hardly differs after minutes; each object once a
-//!   second at most, all together at a limited pace;
+//! - what shrinks is told at once, and again after a few seconds; what rises after a few seconds, what hardly differs after
+//!   minutes; that a node is full within a second; all together at a limited pace;
 //! - a node whose agent does not report has nothing to have, since no volume would come to be there; a node that is gone,
 //!   or has no pools, and a class that is gone, wrong, or does not allow the node, have no object. Whether the Node object
 //!   is there is not asked: without it there is no place to schedule to;
