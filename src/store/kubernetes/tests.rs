@@ -225,7 +225,7 @@ async fn watches_are_not_all_opened_again_at_the_same_moment() {
     for _ in 0..20 {
         all.push(timeouts().await);
     }
-    assert!(all.iter().all(|s| (240..290).contains(s)), "{all:?}");
+    assert!(all.iter().all(|s| (1500..1800).contains(s)), "{all:?}");
     assert!(all.iter().any(|s| *s != all[0]), "{all:?}");
 }
 

@@ -1,7 +1,7 @@
 //! A watch that goes on by itself.
 //!
 //! All objects are listed in pages, then the API server tells of each change from the list's version on. It ends each
-//! watch after some minutes, which costs one request; where it has forgotten the last version (410), all is listed anew,
+//! watch after half an hour, which costs one request; where it has forgotten the last version (410), all is listed anew,
 //! and what went meanwhile is told as deleted. What is kept of each object for that is its name, uid, version and the spec without
 //! its large fields.
 //!
@@ -29,9 +29,10 @@ use super::wire::Misread;
 use crate::store::object::{Meta, Version};
 use crate::store::{Event, Selector, StoreError};
 
-/// How long the API server is asked to keep a watch open, at least and less than, in seconds. Spread, so that the agents
-/// of a cluster that started together do not come again together.
-const OPEN: (u64, u64) = (240, 290);
+/// How long the API server is asked to keep a watch open, at least and less than, in seconds: as long as it does unasked at
+/// least (`--min-request-timeout`, 1800 s), since a dead one is found by [`QUIET`] and each new one is a request. Spread, so
+/// that the agents of a cluster that started together do not come again together.
+const OPEN: (u64, u64) = (1500, 1800);
 
 /// A watch on which nothing comes for so long, not even a bookmark (about one a minute), is taken for dead.
 const QUIET: Duration = Duration::from_secs(150);
