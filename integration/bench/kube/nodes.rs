@@ -21,6 +21,9 @@ use super::{Rows, audit, both, install, number, process};
 /// Of the claims and pods.
 pub const NAMESPACE: &str = "default";
 
+/// Pods in a round: three without a volume of ours, three with one of their own, and one of each other kind.
+const STEPS: usize = 9;
+
 /// What is measured here.
 struct Bench {
     claims: Api<PersistentVolumeClaim>,
@@ -187,8 +190,8 @@ impl Bench {
 
     /// Pods with each kind of volume in turn, so that what disturbs the machine disturbs all alike.
     async fn starts(&self, rows: &mut Rows) {
-        let rounds = usize::try_from(number("BENCH_ROUNDS", 30)).unwrap();
-        let (mut empty, mut bound, mut joined) = (Vec::new(), Vec::new(), Vec::new());
+        let rounds = usize::try_from(number("BENCH_ROUNDS", 10)).unwrap();
+        let (mut empty, mut inline, mut bound, mut joined) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (mut late, mut late_bound) = (Vec::new(), Vec::new());
         for round in 0..rounds {
             let (claim, pair) = (format!("start-{round}"), format!("pair-{round}"));
@@ -196,18 +199,22 @@ impl Bench {
                 self.claim(claim, class).await;
                 self.bound.at(claim).await;
             }
-            for step in 0..4 {
+            for step in 0..STEPS {
                 let name = format!("pod-{round}-{step}");
-                match (step + round) % 4 {
-                    0 => {
+                match (step + round) % STEPS {
+                    0 | 3 | 6 => {
                         let begun = self.pod(&name, json!({"emptyDir": {}})).await;
                         empty.push((self.running.at(&name).await - begun).as_secs_f64());
                     }
-                    1 => {
+                    1 | 4 | 7 => {
+                        let begun = self.pod(&name, own_volume()).await;
+                        inline.push((self.running.at(&name).await - begun).as_secs_f64());
+                    }
+                    2 => {
                         let begun = self.pod_with(&name, &claim).await;
                         bound.push((self.running.at(&name).await - begun).as_secs_f64());
                     }
-                    2 => {
+                    5 => {
                         let begun = self.pod_with(&name, &pair).await;
                         joined.push((self.running.at(&name).await - begun).as_secs_f64());
                     }
@@ -234,6 +241,7 @@ impl Bench {
         );
         rows.add("Pod created to running, emptyDir, p50 / p99", &both(&empty), "", None, json!(empty));
         for (name, seconds) in [
+            ("an inline volume, made for it", &inline),
             ("a bound claim of one branch", &bound),
             ("a bound claim of two, joined", &joined),
             ("a claim made with it", &late),
@@ -262,7 +270,7 @@ impl Bench {
 /// Requests per minute while nothing happens, by the audit log and by the agents' own metric, and what agents take.
 #[allow(clippy::cast_precision_loss, reason = "a number of requests")]
 async fn idle(rows: &mut Rows) {
-    let seconds = number("BENCH_SECONDS", 120);
+    let seconds = number("BENCH_SECONDS", 300);
     tokio::time::sleep(Duration::from_secs(15)).await;
     let counted = || nodes().iter().map(|node| requests_by_metric(node)).collect::<Vec<_>>();
     let before = counted();
@@ -303,6 +311,12 @@ fn requests_by_metric(node: &str) -> f64 {
     let text = on_node(node, "curl -sf -m 5 http://127.0.0.1:9830/metrics");
     let lines = text.lines().filter(|l| l.starts_with("union_csi_kubernetes_requests_total{"));
     lines.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+/// An inline volume: the kubelet asks the driver at once, where all others wait until Kubernetes has attached them.
+fn own_volume() -> Value {
+    let attributes = json!({"size": "32Mi", "splitQuantum": "16Mi", "maxBranches": "1"});
+    json!({"csi": {"driver": "union.csi.union.io", "volumeAttributes": attributes}})
 }
 
 fn is_bound(claim: &PersistentVolumeClaim) -> bool {
