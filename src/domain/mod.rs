@@ -3,6 +3,7 @@
 //! Nothing here does I/O, reads a clock, or knows Kubernetes or gRPC. What comes in was parsed at the edge; what goes
 //! out is data for others to act on.
 
+pub mod access;
 pub mod duration;
 pub mod id;
 pub mod mergerfs;
@@ -11,6 +12,7 @@ pub mod placement;
 pub mod policy;
 pub mod pool;
 pub mod quantity;
+pub mod reach;
 pub mod spelling;
 pub mod split;
 pub mod union;

@@ -236,6 +236,7 @@ fn split(id: &str, name: &str, gib: u64, pieces: &[Piece], reason: &str) -> (Vol
                 fs_type: None,
                 thin: false,
                 accept_unenforced: false,
+                access: None,
             },
             status: BranchStatus {
                 phase: *phase,

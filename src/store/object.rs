@@ -8,9 +8,11 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::domain::access::{Access, ExportReport};
 use crate::domain::id::MAX_NAME;
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, PoolReport};
+use crate::domain::reach::{StorageNetwork, TransportReport};
 use crate::domain::split::{BranchFormat, PlannedBranch};
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName, VolumeId};
@@ -364,6 +366,9 @@ pub struct BranchSpec {
     /// Directory: may exist where its size cannot be enforced.
     #[serde(default)]
     pub accept_unenforced: bool,
+    /// Who may use it, for a branch that goes to one node at a time; absent: it was never given to anybody but its owner.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub access: Option<Access>,
 }
 
 /// Where a branch stands in its life.
@@ -401,6 +406,9 @@ pub struct BranchStatus {
     /// UUID of its filesystem, for images.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fs_uuid: Option<String>,
+    /// How other nodes reach it and who is let; absent where there never was anything to report.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<ExportReport>,
     /// Conditions.
     #[serde(default)]
     pub conditions: Vec<Condition>,
@@ -466,6 +474,12 @@ pub struct StorageNodeStatus {
     /// Kernel release.
     #[serde(default)]
     pub kernel: String,
+    /// What it can carry between itself and other nodes; empty: not probed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transports: Vec<TransportReport>,
+    /// Where it is reached by other nodes; absent: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<StorageNetwork>,
     /// When its agent last published it, by the node's clock: at least every five minutes while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]

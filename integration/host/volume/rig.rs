@@ -150,6 +150,7 @@ impl Rig {
                 }),
                 thin: false,
                 accept_unenforced: true,
+                access: None,
             };
             let status = self.branches.ensure_present(&spec, false).expect("a branch");
             assert_eq!(status.phase, BranchPhase::Bound);

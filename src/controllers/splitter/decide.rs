@@ -310,6 +310,7 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
             fs_type: planned.fs_type,
             thin: policy.thin,
             accept_unenforced: policy.accept_unenforced,
+            access: None,
         },
         status: BranchStatus::default(),
     }

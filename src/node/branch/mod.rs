@@ -183,6 +183,7 @@ impl Branches {
             bytes_used: self.occupied_by(&pool, &record),
             enforcement: record.enforcement,
             fs_uuid: record.fs_uuid,
+            export: None,
             conditions: Vec::new(),
         })
     }

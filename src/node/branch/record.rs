@@ -141,6 +141,7 @@ mod tests {
             fs_type: Some(FsType::Ext4),
             thin: false,
             accept_unenforced: false,
+            access: None,
         }
     }
 

@@ -297,6 +297,7 @@ async fn write(
         kernel: facts.kernel.clone(),
         heartbeat: Some(Timestamp::now()),
         conditions,
+        ..std::mem::take(&mut object.status)
     };
     let bad: Vec<&PoolReport> = pools.iter().filter(|p| p.state != PoolState::Ready).collect();
     let (ready, reason, message) = match bad.first() {

@@ -41,7 +41,8 @@ pub(super) struct Judgement {
 pub(super) fn judge(before: &BranchStatus, outcome: Result<BranchStatus, BranchError>) -> Judgement {
     let error = match outcome {
         Ok(status) => {
-            let status = BranchStatus { conditions: before.conditions.clone(), ..status };
+            let (export, conditions) = (before.export.clone(), before.conditions.clone());
+            let status = BranchStatus { export, conditions, ..status };
             return Judgement { status, retry: false };
         }
         Err(error) => error,

@@ -176,6 +176,7 @@ mod tests {
                 fs_type: None,
                 thin: false,
                 accept_unenforced: false,
+                access: None,
             },
             status: BranchStatus { phase: BranchPhase::Bound, ..BranchStatus::default() },
         });

@@ -109,7 +109,13 @@ pub(super) fn branch() -> Rules {
         "thin",
         "acceptUnenforced",
     ];
-    Rules { whole: vec![named("id")], spec: spec.into_iter().map(fixed).collect(), fields: Vec::new() }
+    let access = rule(
+        "!has(oldSelf.access) || (has(self.access) && (self.access == oldSelf.access || \
+         self.access.epoch > oldSelf.access.epoch))",
+        "access can only be changed with a higher epoch",
+    );
+    let spec = spec.into_iter().map(fixed).chain([access]).collect();
+    Rules { whole: vec![named("id")], spec, fields: Vec::new() }
 }
 
 pub(super) fn node() -> Rules {

@@ -1,0 +1,283 @@
+//! Which nodes can reach which branches: the transports, what each node can carry by them, and the one answer to whether a
+//! branch on one node serves another.
+
+use std::fmt;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::NodeName;
+use super::split::BranchFormat;
+
+/// A way to reach a branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transport {
+    /// The branch is on the node that uses it.
+    Local,
+    /// NVMe over TCP; carries image branches, each to one node.
+    NvmeTcp,
+    /// NFS 4.2; carries directory branches.
+    Nfs,
+}
+
+impl Transport {
+    /// The one that carries branches of that format between nodes.
+    #[must_use]
+    pub const fn between_nodes(format: BranchFormat) -> Self {
+        match format {
+            BranchFormat::Image => Self::NvmeTcp,
+            BranchFormat::Directory => Self::Nfs,
+        }
+    }
+
+    /// Its name, as in the objects.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::NvmeTcp => "nvme-tcp",
+            Self::Nfs => "nfs",
+        }
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// One thing that a node's kernel can or cannot do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Ability {
+    /// Whether it can.
+    pub able: bool,
+    /// Where it can: built in, loaded, or loaded on demand. Where it cannot: why, and what would help.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+}
+
+/// What a node can carry by one transport.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TransportReport {
+    /// The transport.
+    pub transport: Transport,
+    /// Whether branches of this node can be exported.
+    pub owner: Ability,
+    /// Whether branches of other nodes can be attached.
+    pub consumer: Ability,
+    /// Whether both ends can prove to each other who they are (NVMe: DH-HMAC-CHAP).
+    pub authentication: Ability,
+    /// What the node calls itself to owners (an NVMe host NQN); absent where its address is what they know it by.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+}
+
+/// A node on the network that branches are reached over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StorageNetwork {
+    /// The interface.
+    #[serde(default)]
+    pub interface: String,
+    /// Addresses of this node there, the one to be used first.
+    #[serde(default)]
+    pub addresses: Vec<String>,
+    /// Speed of the link in megabits a second; absent where the kernel does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub megabits: Option<u32>,
+    /// The largest packet in bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// What is wrong with it, and what to do; empty where nothing is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub problem: String,
+}
+
+/// What of a node decides whom its branches can serve and whose it can use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeReach {
+    /// The node.
+    pub node: NodeName,
+    /// What it can carry.
+    pub transports: Vec<TransportReport>,
+    /// Its addresses on the storage network.
+    pub addresses: Vec<String>,
+}
+
+impl NodeReach {
+    fn report(&self, transport: Transport) -> Option<&TransportReport> {
+        self.transports.iter().find(|report| report.transport == transport)
+    }
+
+    /// Whether other nodes can attach its branches by that transport.
+    ///
+    /// # Errors
+    /// What it lacks.
+    pub fn can_own(&self, transport: Transport) -> Result<(), Unreachable> {
+        let ability = self.report(transport).map(|report| &report.owner);
+        self.needs(transport, End::Owner, ability)?;
+        if self.addresses.is_empty() {
+            return Err(Unreachable::NoAddress { node: self.node.clone() });
+        }
+        Ok(())
+    }
+
+    /// Whether it can attach branches of other nodes by that transport.
+    ///
+    /// # Errors
+    /// What it lacks.
+    pub fn can_consume(&self, transport: Transport) -> Result<(), Unreachable> {
+        self.needs(transport, End::Consumer, self.report(transport).map(|report| &report.consumer))
+    }
+
+    fn needs(&self, transport: Transport, end: End, ability: Option<&Ability>) -> Result<(), Unreachable> {
+        let reason = match ability {
+            Some(ability) if ability.able => return Ok(()),
+            Some(ability) => ability.reason.clone(),
+            None => "its agent tells of no such transport".to_owned(),
+        };
+        Err(Unreachable::Unable { node: self.node.clone(), transport, end, reason })
+    }
+}
+
+/// An end of a transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// Where the bytes lie.
+    Owner,
+    /// Where they are used.
+    Consumer,
+}
+
+/// Why a branch on one node cannot serve another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unreachable {
+    /// A node cannot be that end of the transport.
+    Unable {
+        /// The node.
+        node: NodeName,
+        /// The transport.
+        transport: Transport,
+        /// Which end.
+        end: End,
+        /// Why, and what would help.
+        reason: String,
+    },
+    /// The owner has no address that others could reach.
+    NoAddress {
+        /// The owner.
+        node: NodeName,
+    },
+}
+
+impl Unreachable {
+    /// A few words that are the same for pools with the same obstacle.
+    #[must_use]
+    pub fn brief(&self) -> String {
+        match self {
+            Self::Unable { transport, end: End::Owner, .. } => {
+                format!("on nodes that cannot export by {transport}")
+            }
+            Self::Unable { node, transport, end: End::Consumer, .. } => {
+                format!("out of reach of node {node}, which cannot attach by {transport}")
+            }
+            Self::NoAddress { .. } => "on nodes without an address on the storage network".to_owned(),
+        }
+    }
+}
+
+/// A sentence for people.
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unable { node, transport, end, reason } => {
+                let does = match end {
+                    End::Owner => "export branches",
+                    End::Consumer => "attach branches of other nodes",
+                };
+                write!(f, "node {node} cannot {does} by {transport}")?;
+                if reason.is_empty() { Ok(()) } else { write!(f, ": {reason}") }
+            }
+            Self::NoAddress { node } => write!(f, "node {node} has no address on the storage network"),
+        }
+    }
+}
+
+/// How a branch of that format on `owner` reaches `consumer`.
+///
+/// # Errors
+/// Why it does not.
+pub fn reachable(
+    owner: &NodeReach,
+    consumer: &NodeReach,
+    format: BranchFormat,
+) -> Result<Transport, Unreachable> {
+    if owner.node == consumer.node {
+        return Ok(Transport::Local);
+    }
+    let transport = Transport::between_nodes(format);
+    owner.can_own(transport)?;
+    consumer.can_consume(transport)?;
+    Ok(transport)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, owner: bool, consumer: bool) -> NodeReach {
+        let ability =
+            |able| Ability { able, reason: if able { "" } else { "no module nvmet_tcp" }.to_owned() };
+        let transports = [Transport::NvmeTcp, Transport::Nfs].map(|transport| TransportReport {
+            transport,
+            owner: ability(owner),
+            consumer: ability(consumer),
+            authentication: ability(false),
+            identity: None,
+        });
+        NodeReach {
+            node: name.parse().unwrap(),
+            transports: transports.into(),
+            addresses: vec!["10.0.0.1".to_owned()],
+        }
+    }
+
+    #[test]
+    fn a_branch_reaches_its_own_node_whatever_that_lacks() {
+        let bare = NodeReach { node: "a".parse().unwrap(), transports: Vec::new(), addresses: Vec::new() };
+        for format in [BranchFormat::Image, BranchFormat::Directory] {
+            assert_eq!(reachable(&bare, &bare, format), Ok(Transport::Local));
+        }
+    }
+
+    #[test]
+    fn images_go_by_nvme_and_directories_by_nfs_where_both_ends_can() {
+        let (a, b) = (node("a", true, false), node("b", false, true));
+        assert_eq!(reachable(&a, &b, BranchFormat::Image), Ok(Transport::NvmeTcp));
+        assert_eq!(reachable(&a, &b, BranchFormat::Directory), Ok(Transport::Nfs));
+    }
+
+    #[test]
+    fn the_end_that_cannot_is_named_with_what_it_lacks() {
+        let (a, b) = (node("a", true, false), node("b", false, true));
+        let told = |owner: &NodeReach, consumer: &NodeReach| {
+            reachable(owner, consumer, BranchFormat::Image).unwrap_err().to_string()
+        };
+        assert_eq!(told(&b, &a), "node b cannot export branches by nvme-tcp: no module nvmet_tcp");
+        assert_eq!(
+            told(&a, &node("c", true, false)),
+            "node c cannot attach branches of other nodes by nvme-tcp: no module nvmet_tcp"
+        );
+        let lost = NodeReach { addresses: Vec::new(), ..a.clone() };
+        assert_eq!(told(&lost, &b), "node a has no address on the storage network");
+        let silent = NodeReach { transports: Vec::new(), ..a.clone() };
+        assert_eq!(
+            told(&silent, &b),
+            "node a cannot export branches by nvme-tcp: its agent tells of no such transport"
+        );
+    }
+}
