@@ -391,6 +391,7 @@ impl Machine {
             machine: self.name.clone(),
             transcript: self.logs.join(format!("{}.commands", self.name)),
             script: script.to_owned(),
+            begun: Instant::now(),
             deadline: Instant::now() + bound + GRACE,
             channel,
             id,
@@ -459,6 +460,7 @@ pub struct Running {
     machine: String,
     transcript: PathBuf,
     script: String,
+    begun: Instant,
     deadline: Instant,
     channel: Arc<Channel>,
     id: u64,
@@ -540,6 +542,9 @@ impl Running {
     fn note(&self, what: &str) {
         let file = fs::OpenOptions::new().create(true).append(true).open(&self.transcript);
         // It helps people; no test depends on it.
-        let _ = file.and_then(|mut file| writeln!(file, "{}$ {}\n{what}", self.machine, self.script));
+        let _ = file.and_then(|mut file| {
+            let took = self.begun.elapsed().as_secs_f32();
+            writeln!(file, "{}$ {}\n{took:.2} s: {what}", self.machine, self.script)
+        });
     }
 }

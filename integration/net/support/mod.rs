@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
+pub mod bare;
 mod channel;
 mod image;
 mod machine;

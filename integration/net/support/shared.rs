@@ -12,15 +12,23 @@ static SHARED: Mutex<Option<Network>> = Mutex::new(None);
 /// What a test must not leave behind: mounts of disks, devices of every kind, exports. A machine with any of it is started
 /// anew for the next test.
 const LEFT: &str = r#"
-    left=$(
-        grep -E '^(/dev/|[^ ]+:/)' /proc/mounts | grep -v ' /programs ' || true
-        ls -d /sys/class/nvme/nvme* /sys/kernel/config/nvmet/subsystems/* /sys/kernel/config/nvmet/ports/* 2>/dev/null || true
-        ls -d /sys/block/dm-* /sys/block/loop*/loop 2>/dev/null || true
-        tail -n +2 /proc/fs/nfsd/exports 2>/dev/null | grep -v '^#' || true
-        cat /sys/block/nbd*/pid 2>/dev/null || true
-    )
-    [ -z "$left" ] || { echo "$left"; exit 1; }
+    shopt -s nullglob
+    left=(/sys/class/nvme/nvme* /sys/kernel/config/nvmet/{subsystems,ports}/* /sys/block/dm-* /sys/block/loop*/loop
+        /sys/block/nbd*/pid)
+    while read -r from at _; do
+        case "$from $at" in
+        *' /programs') ;;
+        /dev/* | *:/*) left+=("$from at $at") ;;
+        esac
+    done </proc/mounts
+    if [ -e /proc/fs/nfsd/exports ]; then
+        while read -r line; do case $line in '#'*) ;; *) left+=("export $line") ;; esac; done </proc/fs/nfsd/exports
+    fi
+    [ ${#left[@]} -eq 0 ] || { printf '%s\n' "${left[@]}"; exit 1; }
 "#;
+
+/// A machine that cannot answer that within this is started anew as well.
+const LEFT_BOUND: Duration = Duration::from_secs(20);
 
 /// Runs a test on the network that tests share: three machines, all on, every link whole, nothing exported or attached; the
 /// contents of `/disk/data` are anything.
@@ -63,11 +71,16 @@ fn finish(ended: Result) {
 /// The network as a test finds it.
 fn settled(network: Network) -> Result<Network> {
     network.heal_all();
+    let mut looking = Vec::new();
     for machine in network.machines() {
         machine.resume();
-        if machine.is_on()
-            && !machine.attempt(Duration::from_secs(20), LEFT).is_ok_and(|output| output.success())
-        {
+        // A machine that is off is in order.
+        if let Ok(running) = machine.start_command(LEFT, LEFT_BOUND) {
+            looking.push((machine, running));
+        }
+    }
+    for (machine, running) in looking {
+        if !running.wait().is_ok_and(|output| output.success()) {
             machine.pull_plug();
         }
     }

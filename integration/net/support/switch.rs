@@ -205,3 +205,76 @@ fn give(socket: &UnixDatagram, to: &PathBuf, due: &Receiver<Due>, state: &Mutex<
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A frame for machine `to`.
+    fn frame(to: u8) -> Vec<u8> {
+        vec![0x52, 0x54, 0, 0, 0, to + 1, 0, 0]
+    }
+
+    /// A switch for three machines, and what they read.
+    fn switch(directory: &Path) -> (Switch, Vec<UnixDatagram>) {
+        let names = ["a", "b", "c"].map(String::from);
+        let switch = Switch::start(directory, &names).expect("a switch");
+        let sockets = names.iter().map(|name| {
+            let socket = UnixDatagram::bind(directory.join(format!("{name}.net"))).expect("a socket");
+            socket.set_read_timeout(Some(300 * MS)).expect("a bound");
+            socket
+        });
+        (switch, sockets.collect())
+    }
+
+    fn arrives(socket: &UnixDatagram) -> bool {
+        socket.recv(&mut [0; 64]).is_ok()
+    }
+
+    #[test]
+    fn frames_reach_whom_they_are_for_and_broadcasts_all_others() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (switch, sockets) = switch(directory.path());
+        let a = directory.path().join("a.switch");
+        sockets[0].send_to(&frame(1), &a).expect("sent");
+        assert!(arrives(&sockets[1]) && !arrives(&sockets[2]) && !arrives(&sockets[0]));
+        sockets[0].send_to(&[0xff; 60], &a).expect("sent");
+        assert!(arrives(&sockets[1]) && arrives(&sockets[2]) && !arrives(&sockets[0]));
+        sockets[0].send_to(&frame(7), &a).expect("sent");
+        assert!(!arrives(&sockets[1]) && !arrives(&sockets[2]));
+        assert_eq!((switch.passed(0, 1), switch.passed(0, 2), switch.passed(1, 0)), (2, 1, 0));
+    }
+
+    #[test]
+    fn one_direction_can_be_cut_and_a_machine_that_is_off_holds_up_nobody() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (switch, mut sockets) = switch(directory.path());
+        let (a, b) = (directory.path().join("a.switch"), directory.path().join("b.switch"));
+        switch.change(0, 1, |link| link.cut = true);
+        sockets[0].send_to(&frame(1), &a).expect("sent");
+        sockets[1].send_to(&frame(0), &b).expect("sent");
+        assert!(!arrives(&sockets[1]) && arrives(&sockets[0]));
+        switch.change(0, 1, |link| *link = Link::default());
+        drop(sockets.pop());
+        for _ in 0..50 {
+            sockets[0].send_to(&frame(2), &a).expect("sent");
+        }
+        sockets[0].send_to(&frame(1), &a).expect("sent");
+        assert!(arrives(&sockets[1]));
+    }
+
+    #[test]
+    fn a_narrow_link_lets_so_many_bytes_through_and_drops_what_would_wait_too_long() {
+        let now = Instant::now();
+        let mut link = Link { bytes_per_second: Some(10_000), delay: 5 * MS, ..Link::default() };
+        let due: Vec<_> = (0..6).map(|_| through(&mut link, 1_000, now)).collect();
+        let expected = [105, 205, 305].map(|ms| Some(now + ms * MS));
+        assert_eq!(due[..3], expected);
+        assert_eq!(due[3..], [None; 3], "more than a quarter of a second waits");
+        assert_eq!(through(&mut link, 1_000, now + 1_000 * MS), Some(now + 1_105 * MS));
+        link.cut = true;
+        assert_eq!(through(&mut link, 1, now), None);
+    }
+}

@@ -11,11 +11,12 @@ const SECOND: Duration = Duration::from_secs(1);
 fn three_machines_reach_each_other() {
     on_shared(|net| {
         for from in net.machines() {
-            for to in net.machines() {
-                from.run(format!("ping -c 1 -W 5 {} >/dev/null", to.address()))?;
-                from.run(format!("ping -c 1 -W 5 {} >/dev/null", to.name()))?;
-            }
+            let others = net.machines().iter().map(|to| format!("{} {}", to.address(), to.name()));
+            let others = others.collect::<Vec<_>>().join(" ");
+            from.run(format!("for to in {others}; do ping -c 1 -W 5 $to >/dev/null; done"))?;
             assert_eq!(from.run("hostname")?, from.name());
+            let version = from.run("union-csi --version")?;
+            assert!(version.starts_with("union-csi "), "the program under test says {version:?}");
         }
         assert!(net.passed("a", "b") > 0 && net.passed("c", "b") > 0);
         Ok(())
@@ -64,7 +65,7 @@ fn a_delayed_link_delays_each_packet_in_both_directions() {
         net.delay("a", "b", Duration::from_millis(300));
         let (slow, other) = (time("b")?, time("c")?);
         assert!(slow >= 600.0, "{slow} ms to b and back");
-        assert!(other < 600.0, "{other} ms to c and back");
+        assert!(other < slow, "{other} ms to c and back, over a link that is not delayed");
         Ok(())
     });
 }
@@ -75,12 +76,12 @@ fn a_command_that_hangs_is_killed_at_its_bound_and_holds_up_no_other() {
     on_shared(|net| {
         let a = net.machine("a");
         let begun = Instant::now();
-        let hanging = a.start_command("echo begun; sleep 1000; echo never", 3 * SECOND)?;
+        let hanging = a.start_command("echo begun; sleep 1000; echo never", 5 * SECOND)?;
         assert_eq!(a.run("echo beside")?, "beside");
         let output = hanging.wait()?;
         assert!(output.timed_out && output.stuck.is_empty(), "{output}");
         assert_eq!(output.text(), "begun");
-        assert!(begun.elapsed() >= 3 * SECOND);
+        assert!(begun.elapsed() >= 5 * SECOND);
 
         let output = a.attempt(10 * SECOND, "echo out; echo err >&2; exit 7")?;
         assert_eq!((output.code, output.text(), output.errors()), (Some(7), "out".into(), "err".into()));
