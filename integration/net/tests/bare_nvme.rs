@@ -53,6 +53,8 @@ fn a_consumer_waits_while_the_link_is_cut_and_loses_nothing() {
             consumer.start_command("echo during >/mnt/during; sync -f /mnt", Duration::from_secs(100))?;
         // The keep-alive notices after twice its time.
         consumer.eventually(Duration::from_secs(40), "grep -x connecting /sys/class/nvme/nvme*/state")?;
+        let killed = consumer.attempt(Duration::from_secs(2), "echo more >/mnt/more; sync -f /mnt")?;
+        assert!(killed.timed_out && killed.stuck.len() == 1, "what waits for a lost disk ends: {killed}");
         net.heal("a", "b");
         let output = writing.wait()?;
         assert!(output.success(), "{output}");

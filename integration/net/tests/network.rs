@@ -72,6 +72,51 @@ fn a_delayed_link_delays_each_packet_in_both_directions() {
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
+fn a_narrow_link_lets_no_more_through_than_it_is_said_to() {
+    on_shared(|net| {
+        let (a, b) = (net.machine("a"), net.machine("b"));
+        let bytes_per_second = 100_000;
+        net.limit("a", "b", bytes_per_second);
+        let taking = b.start_command("nc -l -p 5000 -w 60 | wc -c", 100 * SECOND)?;
+        b.eventually(10 * SECOND, "netstat -ltn | grep -q :5000")?;
+        let begun = Instant::now();
+        a.run("head -c 400000 /dev/zero >/dev/tcp/b/5000")?;
+        let output = taking.wait()?;
+        assert_eq!(output.text(), "400000", "{output}");
+        // A little of it is in the buffers of the switch at the end.
+        assert!(begun.elapsed() >= 3 * SECOND, "{:?} for four seconds' worth", begun.elapsed());
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn a_paused_machine_says_nothing_until_it_goes_on() {
+    on_shared(|net| {
+        let (a, b) = (net.machine("a"), net.machine("b"));
+        let mut counting =
+            b.start_command("for i in $(seq 1000); do echo $i; sleep 0.1; done", 100 * SECOND)?;
+        assert!(counting.says("3", 10 * SECOND)?);
+        b.pause();
+        assert!(
+            !a.attempt(10 * SECOND, "ping -c 1 -W 2 b >/dev/null")?.success(),
+            "a paused machine answers"
+        );
+        let told = counting.output_so_far();
+        std::thread::sleep(SECOND);
+        assert_eq!(counting.output_so_far(), told, "a paused machine goes on");
+        b.resume();
+        a.eventually(10 * SECOND, "ping -c 1 -W 1 b >/dev/null")?;
+        assert!(counting.says("\n50\n", 60 * SECOND)?, "it does not go on");
+        counting.kill();
+        let output = counting.wait()?;
+        assert!(!output.success() && !output.timed_out, "{output}");
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
 fn a_command_that_hangs_is_killed_at_its_bound_and_holds_up_no_other() {
     on_shared(|net| {
         let a = net.machine("a");
