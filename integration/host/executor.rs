@@ -10,7 +10,9 @@ use union_csi::domain::pool::PoolState;
 use union_csi::node::executor::{Executor, NodeFacts};
 use union_csi::platform::Host;
 use union_csi::store::local::LocalStore;
-use union_csi::store::object::{Branch, BranchPhase, BranchSpec, BranchStatus, Meta};
+use union_csi::store::object::{
+    Branch, BranchPhase, BranchSpec, BranchStatus, LABEL_EPHEMERAL, Meta, StorageNode,
+};
 use union_csi::store::{Selector, Store};
 
 use crate::branch::{image, names};
@@ -37,6 +39,7 @@ impl Running {
             kernel: "6".to_owned(),
             // Long: what follows a change must not wait for it; tests that need it change the disk and wait.
             measure_interval: Duration::from_millis(200),
+            ephemeral_dir: scratch.join("ephemeral"),
         };
         let name = "node-1".parse().expect("node");
         let executor =
@@ -80,6 +83,22 @@ impl Running {
     async fn phase(&self, id: &str, phase: BranchPhase) -> Branch {
         let what = format!("{phase:?}");
         self.until(id, &what, |b| b.is_some_and(|b| b.status.phase == phase)).await.expect("a branch")
+    }
+
+    async fn reported(&self, what: &str, holds: impl Fn(&StorageNode) -> bool) -> StorageNode {
+        let wait = async {
+            loop {
+                let node = self.store.nodes().get("node-1").await.expect("read");
+                if let Some(node) = node.filter(|node| holds(node)) {
+                    return node;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        match tokio::time::timeout(BOUND, wait).await {
+            Ok(node) => node,
+            Err(_) => panic!("the node does not report {what}: {:?}", self.store.nodes().get("node-1").await),
+        }
     }
 
     pub async fn pool_state(&self, state: PoolState) {
@@ -239,5 +258,77 @@ async fn a_restarted_agent_finds_its_branches_and_misses_those_that_are_gone() {
     assert_eq!(names(&disk.join("branches")), ["vol-0"]);
     let all = store.branches().list(&Selector::All).await.expect("list");
     assert_eq!(all.len(), 2);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_lies_on_a_disk_without_an_object_is_reported_until_it_is_removed_and_never_by_the_agent() {
+    let scratch = Scratch::new();
+    let disk = disk(&scratch, "one", "ext4", 400);
+    let before = Running::start(&scratch, &local(&scratch), &[&disk]);
+    let lost = image("one", 64, Some(FsType::Ext4));
+    before.create(&lost).await;
+    before.phase("vol-0", BranchPhase::Bound).await;
+    before.stop().await;
+    std::fs::create_dir(disk.join("branches/Odd")).expect("someone's directory");
+    std::fs::create_dir(disk.join("branches/vol-9")).expect("a branch without identity");
+
+    // Its store is lost.
+    let store: Arc<dyn Store> = Arc::new(LocalStore::open(&scratch.join("new-store")).expect("store"));
+    let running = Running::start(&scratch, &store, &[&disk]);
+    let kept = BranchSpec { id: "vol-1".parse().expect("id"), index: 1, ..lost.clone() };
+    running.create(&kept).await;
+    running.phase("vol-1", BranchPhase::Bound).await;
+    let node = running.reported("three", |n| n.status.unclaimed.count == 3).await;
+    let told: Vec<_> = node
+        .status
+        .unclaimed
+        .branches
+        .iter()
+        .map(|b| (b.name.as_str(), b.size, b.problem.is_empty()))
+        .collect();
+    assert_eq!(told, [("Odd", None, false), ("vol-0", Some(lost.size), true), ("vol-9", None, false)]);
+    let first = disk.join("branches/vol-0");
+    assert_eq!(node.status.unclaimed.branches[1].path, first.to_str().expect("path"));
+    running
+        .reported("the room of both branches", |n| {
+            n.status.pools.first().is_some_and(|p| p.promised.get() == lost.size.get() + kept.size.get())
+        })
+        .await;
+
+    // What does not change is not written again.
+    let settled = store.nodes().get("node-1").await.expect("read").expect("there");
+    let mut measured = running.executor.watch_pools();
+    for _ in 0..5 {
+        measured.changed().await.expect("measured");
+    }
+    let later = store.nodes().get("node-1").await.expect("read").expect("there");
+    assert_eq!(later.meta.version, settled.meta.version);
+
+    std::fs::remove_dir_all(&first).expect("removed by hand");
+    std::fs::remove_dir(disk.join("branches/Odd")).expect("removed by hand");
+    running
+        .reported("one, and the room of what was removed", |n| {
+            n.status.unclaimed.count == 1 && n.status.pools.first().is_some_and(|p| p.promised == kept.size)
+        })
+        .await;
+    assert_eq!(names(&disk.join("branches")), ["vol-1", "vol-9"], "the agent removes none of it");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ephemeral_volume_without_the_directory_of_its_pod_is_reported() {
+    let scratch = Scratch::new();
+    let disk = disk(&scratch, "one", "ext4", 400);
+    let running = Running::start(&scratch, &local(&scratch), &[&disk]);
+    let spec = image("one", 64, Some(FsType::Ext4));
+    let mut meta = Meta::with_finalizer(spec.id.as_str());
+    meta.labels.insert(LABEL_EPHEMERAL.to_owned(), "true".to_owned());
+    let branch = Branch { meta, spec, status: BranchStatus::default() };
+    running.store.branches().create(branch).await.expect("created");
+    let node = running.reported("it", |n| !n.status.abandoned.is_empty()).await;
+    assert_eq!(node.status.abandoned[0].as_str(), "vol");
+    std::fs::create_dir_all(scratch.join("ephemeral/vol")).expect("its directory");
+    running.reported("none", |n| n.status.abandoned.is_empty()).await;
     running.stop().await;
 }

@@ -60,6 +60,7 @@ impl Node {
             mergerfs_version: abilities.mergerfs_version.clone(),
             kernel,
             measure_interval: config.measure_interval,
+            ephemeral_dir: ephemeral_dir(&config.state_dir),
         };
         let executor =
             Arc::new(Executor::new(store.clone(), config.node.clone(), facts, pools, branches.clone()));

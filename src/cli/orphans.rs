@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::client::block_on;
 use super::draw::{self, Cell};
 use super::forget_node::ClusterArgs;
-use super::output::{Look, Out};
+use super::output::{self, Look, Out};
 use super::{CliError, DONE, Format};
 use crate::app::{FIELD_MANAGER, operator};
 use crate::controllers::orphans::look;
@@ -35,8 +35,14 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
         Ok::<_, CliError>(look(&client, &store, &args.cluster.namespace, &HashMap::new(), now).await?)
     })??;
     match args.output {
-        Format::Json => out.json(&found)?,
-        Format::Text => out.print(&text(out.look, &found, now))?,
+        Format::Json => out.json(&found.orphans)?,
+        Format::Text => out.print(&text(out.look, &found.orphans, now))?,
+    }
+    if found.unnamed > 0 {
+        output::warn(&format!(
+            "{} more branches lie on disks without an object; the logs of their nodes' agents name them",
+            found.unnamed
+        ));
     }
     Ok(DONE)
 }
@@ -52,6 +58,8 @@ fn text(look: Look, found: &[Orphan], now: Timestamp) -> String {
             OrphanKind::Volume => "volume without claim",
             OrphanKind::Retained => "retained volume",
             OrphanKind::PersistentVolume => "PersistentVolume without volume",
+            OrphanKind::Ephemeral => "inline volume without pod",
+            OrphanKind::Unclaimed => "branch on a disk without object",
         };
         let age = |at: Timestamp| format!("{} h", now.duration_since(at).as_hours());
         let age = orphan.created.map_or_else(|| "-".to_owned(), age);

@@ -15,6 +15,7 @@ pub mod quantity;
 pub mod reach;
 pub mod spelling;
 pub mod split;
+pub mod unclaimed;
 pub mod union;
 pub mod volume;
 

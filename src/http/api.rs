@@ -12,6 +12,7 @@ use crate::controllers::orphans::scan::{Orphan, OrphanKind};
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, PoolReport, PoolView};
 use crate::domain::split::{BranchFormat, Infeasible, Plan};
+use crate::domain::unclaimed::Unclaimed;
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName, VolumeId};
 use crate::node::union::UnionAbilities;
@@ -97,6 +98,9 @@ pub struct NodeView {
     pub mergerfs_version: Option<String>,
     /// Kernel release.
     pub kernel: String,
+    /// What lies among the branches on its disks and no volume has.
+    #[serde(default, skip_serializing_if = "Unclaimed::is_empty")]
+    pub unclaimed: Unclaimed,
     /// Conditions.
     pub conditions: Vec<Condition>,
 }

@@ -200,6 +200,7 @@ pub(super) fn nodes(
             agent_version: n.status.agent_version.clone(),
             mergerfs_version: n.status.mergerfs_version.clone(),
             kernel: n.status.kernel.clone(),
+            unclaimed: n.status.unclaimed.clone(),
             conditions: n.status.conditions.clone(),
         })
         .collect();
@@ -216,6 +217,7 @@ pub(super) fn nodes(
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         mergerfs_version: mergerfs,
         kernel: own.map(|n| n.status.kernel.clone()).unwrap_or_default(),
+        unclaimed: own.map(|n| n.status.unclaimed.clone()).unwrap_or_default(),
         conditions: own.map(|n| n.status.conditions.clone()).unwrap_or_default(),
     });
     views.sort_by(|a, b| a.name.cmp(&b.name));

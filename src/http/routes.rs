@@ -290,7 +290,7 @@ async fn orphans(State(view): Shared) -> Response {
     let (status, told) = match (&standing.leader, standing.leads) {
         _ if standing.store != "kubernetes" => (
             StatusCode::NOT_FOUND,
-            "there are no claims without a cluster; the agent's log names branches that no volume has"
+            "there are no claims without a cluster; /v1/nodes names branches on the disks that no volume has"
                 .to_owned(),
         ),
         (_, true) => {

@@ -14,6 +14,7 @@ use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, PoolReport};
 use crate::domain::reach::{StorageNetwork, TransportReport};
 use crate::domain::split::{BranchFormat, PlannedBranch};
+use crate::domain::unclaimed::Unclaimed;
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName, VolumeId};
 
@@ -25,6 +26,9 @@ pub const LABEL_NODE: &str = "union.io/node";
 
 /// Label of a `Branch`: the volume it belongs to.
 pub const LABEL_VOLUME: &str = "union.io/volume";
+
+/// Label of a `Branch`: `true` where its volume lives and dies with one pod.
+pub const LABEL_EPHEMERAL: &str = "union.io/ephemeral";
 
 /// The value of a label that names `name`: the name itself where it fits, else its beginning and a digest. A label is for
 /// people and their selectors; the program selects by the spec, so that neither two names with one label nor a label that
@@ -480,6 +484,12 @@ pub struct StorageNodeStatus {
     /// Where it is reached by other nodes; absent: not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<StorageNetwork>,
+    /// What lies among its branches and no `Branch` object tells of. Its room is counted as promised.
+    #[serde(default, skip_serializing_if = "Unclaimed::is_empty")]
+    pub unclaimed: Unclaimed,
+    /// Ephemeral volumes that lie here and that no pod here has: the first 32 of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub abandoned: Vec<VolumeId>,
     /// When its agent last published it, by the node's clock: at least every five minutes while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]

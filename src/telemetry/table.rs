@@ -134,7 +134,7 @@ metrics! {
         "Branches whose volume does not exist.";
     ORPHANS_BY_KIND "union_csi_orphans" Gauge None, ["kind"],
         "What no claim needs any more, on the leader after its first scan, as of its last (one an hour): branch, volume, \
-         retained, persistentVolume. `union-csi orphans` lists it.";
+         retained, persistentVolume, ephemeral, unclaimed. `union-csi orphans` lists it.";
     STORE_MALFORMED "union_csi_store_malformed_total" Counter None, [],
         "Versions of stored objects that this agent does not understand and leaves out; its log names each once.";
     LEADER "union_csi_leader" Gauge None, [],

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::Cluster;
 use crate::store::Store;
 use read::{ScanError, confirmed};
-use scan::{Orphan, OrphanKind, counts, orphans};
+use scan::{Orphan, OrphanKind, counts, orphans, unnamed};
 
 /// Between two scans: an orphan is old by nature, and an idle cluster is to be left alone.
 pub const INTERVAL: Duration = Duration::from_secs(60 * 60);
@@ -74,7 +74,16 @@ impl Findings {
     }
 }
 
-/// Looks once, and returns all orphans by kind and name. `told` are those that were found before, and when first.
+/// What was found at once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Look {
+    /// All that have a name, by kind and name.
+    pub orphans: Vec<Orphan>,
+    /// Branches on disks that their nodes count without naming them, because there are so many.
+    pub unnamed: u64,
+}
+
+/// Looks once. `told` are those that were found before, and when first.
 ///
 /// # Errors
 /// [`ScanError`].
@@ -84,19 +93,17 @@ pub async fn look(
     namespace: &str,
     told: &HashMap<(OrphanKind, String), Timestamp>,
     now: Timestamp,
-) -> Result<Vec<Orphan>, ScanError> {
-    let found = {
+) -> Result<Look, ScanError> {
+    let (found, unnamed) = {
         let seen = read::read(client, store, namespace).await?;
-        orphans(&seen, now)
+        (orphans(&seen, now), unnamed(&seen))
     };
     let found = confirmed(client, store, found, told).await?;
-    Ok(found
-        .into_iter()
-        .map(|orphan| match told.get(&orphan.key()) {
-            Some(first) => orphan.since(*first, now),
-            None => orphan,
-        })
-        .collect())
+    let since = |orphan: Orphan| match told.get(&orphan.key()) {
+        Some(first) => orphan.since(*first, now),
+        None => orphan,
+    };
+    Ok(Look { orphans: found.into_iter().map(since).collect(), unnamed })
 }
 
 /// The leader's own scans; see the module.
@@ -150,8 +157,10 @@ impl OrphanScan {
     pub async fn scan(&mut self) -> Result<Arc<Scan>, ScanError> {
         let at = (self.clock)();
         let Cluster { client, namespace, .. } = &self.cluster;
-        let mut found = look(client, &*self.store, namespace, &self.told, at).await?;
-        let counts = counts(&found);
+        let look = look(client, &*self.store, namespace, &self.told, at).await?;
+        let mut found = look.orphans;
+        let mut counts = counts(&found);
+        *counts.entry(OrphanKind::Unclaimed).or_default() += look.unnamed;
         let new = found.iter().filter(|orphan| !self.told.contains_key(&orphan.key())).count();
         if new > 0 {
             tracing::info!(

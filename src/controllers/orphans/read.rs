@@ -150,7 +150,11 @@ async fn still(
             let stays = found.is_some_and(|volume| volume.metadata.deletion_timestamp.is_none());
             Ok(stays && !there(store.splits().get(&orphan.volume).await)?)
         }
-        OrphanKind::Volume | OrphanKind::Retained => {
+        OrphanKind::Unclaimed => {
+            let branch = name.rsplit('/').next().unwrap_or_default();
+            Ok(!there(store.branches().get(branch).await)?)
+        }
+        OrphanKind::Volume | OrphanKind::Retained | OrphanKind::Ephemeral => {
             let split = store.splits().get(name).await;
             let stays = matches!(split, Ok(Some(split)) if split.meta.deleting.is_none());
             Ok(stays && volumes.get_opt(name).await.map_err(failed)?.and_then(volume).is_none())

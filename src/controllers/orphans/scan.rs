@@ -8,7 +8,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::controllers::provisioner::{LABEL_CLAIM, LABEL_RETAINED};
-use crate::domain::{Bytes, NodeName};
+use crate::domain::unclaimed::UnclaimedBranch;
+use crate::domain::{BranchId, Bytes, NodeName};
 use crate::store::object::{Branch, StorageNode, VolumeSplit};
 
 /// A volume that has neither claim nor PersistentVolume for less than this is on its way: far more than making and
@@ -27,11 +28,22 @@ pub enum OrphanKind {
     Retained,
     /// A PersistentVolume whose `VolumeSplit` does not exist.
     PersistentVolume,
+    /// The `VolumeSplit` of a pod's own (inline) volume whose pod, or whose node, is gone.
+    Ephemeral,
+    /// Something among the branches on a node's disks that no `Branch` tells of.
+    Unclaimed,
 }
 
 impl OrphanKind {
     /// Every kind.
-    pub const ALL: [Self; 4] = [Self::Branch, Self::Volume, Self::Retained, Self::PersistentVolume];
+    pub const ALL: [Self; 6] = [
+        Self::Branch,
+        Self::Volume,
+        Self::Retained,
+        Self::PersistentVolume,
+        Self::Ephemeral,
+        Self::Unclaimed,
+    ];
 
     /// The kind as the API and the metrics write it.
     #[must_use]
@@ -41,6 +53,8 @@ impl OrphanKind {
             Self::Volume => "volume",
             Self::Retained => "retained",
             Self::PersistentVolume => "persistentVolume",
+            Self::Ephemeral => "ephemeral",
+            Self::Unclaimed => "unclaimed",
         }
     }
 }
@@ -51,9 +65,9 @@ impl OrphanKind {
 pub struct Orphan {
     /// What it is.
     pub kind: OrphanKind,
-    /// Its name.
+    /// Its name: of the object, or node and path.
     pub name: String,
-    /// The volume that it is, or belongs to.
+    /// The volume that it is, or belongs to; empty where that cannot be told.
     pub volume: String,
     /// The node that holds it; absent where that is none, or several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +86,7 @@ pub struct Orphan {
     pub age_seconds: u64,
     /// Why it counts as one; a sentence.
     pub reason: String,
-    /// The command that removes it, and with it the files in it.
+    /// The command that removes it, and with it the files in it; with the node's name before it where it is given there.
     pub remedy: String,
 }
 
@@ -150,6 +164,14 @@ pub fn orphans(seen: &Seen, now: Timestamp) -> Vec<Orphan> {
     for volume in seen.volumes.iter().filter(|v| !splits.contains(v.handle.as_str())) {
         found.extend(empty(volume, &seen.claims, now));
     }
+    let branches: HashSet<(&NodeName, &str)> =
+        seen.branches.iter().map(|b| (&b.spec.node, b.meta.name.as_str())).collect();
+    for node in &seen.nodes {
+        let here = node.status.unclaimed.branches.iter();
+        // The node's report may be older than the object.
+        let stray = here.filter(|one| !branches.contains(&(&node.spec.node, one.name.as_str())));
+        found.extend(stray.map(|one| unclaimed(&node.spec.node, one, now)));
+    }
     found.into_iter().collect()
 }
 
@@ -198,7 +220,10 @@ fn unneeded(split: &VolumeSplit, seen: &Seen, now: Timestamp) -> Option<Orphan> 
         "kubectl -n {namespace} annotate volumesplit {name} union.io/delete-volume=yes && kubectl -n {namespace} delete \
          volumesplit {name}"
     );
-    let (kind, reason, remedy) = if split.meta.labels.contains_key(LABEL_RETAINED) {
+    let (kind, reason, remedy) = if split.spec.ephemeral {
+        let (reason, remedy) = podless(split, seen, delete, now)?;
+        (OrphanKind::Ephemeral, reason, remedy)
+    } else if split.meta.labels.contains_key(LABEL_RETAINED) {
         let reason = "it was retained when its claim went, and has no PersistentVolume any more";
         (OrphanKind::Retained, reason.to_owned(), delete)
     } else {
@@ -226,6 +251,57 @@ fn unneeded(split: &VolumeSplit, seen: &Seen, now: Timestamp) -> Option<Orphan> 
         reason,
         remedy,
     })
+}
+
+/// Why a pod's own volume has no pod any more, and what removes it.
+fn podless(split: &VolumeSplit, seen: &Seen, delete: String, now: Timestamp) -> Option<(String, String)> {
+    let node = split.spec.consumer.as_ref().filter(|_| !is_young(split, now))?;
+    match seen.nodes.iter().find(|n| n.spec.node == *node) {
+        None => {
+            let reason = format!("it is a pod's own, and the pod's node {node} does not exist");
+            Some((reason, forget(node, &seen.namespace)))
+        }
+        Some(there) if there.status.abandoned.contains(&split.spec.volume) => {
+            Some((format!("it is a pod's own, and node {node} has no such pod any more"), delete))
+        }
+        Some(_) => None,
+    }
+}
+
+fn unclaimed(node: &NodeName, one: &UnclaimedBranch, now: Timestamp) -> Orphan {
+    let UnclaimedBranch { pool, name, path, size, problem } = one;
+    let why =
+        if problem.is_empty() { String::new() } else { format!(", and it is not understood: {problem}") };
+    let branch: Option<BranchId> = name.parse().ok();
+    let volume =
+        branch.as_ref().and_then(|id| id.as_str().rsplit_once('-')).map(|(volume, _)| volume.to_owned());
+    Orphan {
+        kind: OrphanKind::Unclaimed,
+        name: format!("{node}:{path}"),
+        volume: volume.unwrap_or_default(),
+        node: Some(node.clone()),
+        size: *size,
+        created: None,
+        first_seen: now,
+        age_seconds: 0,
+        reason: format!("no Branch tells of it; it lies in pool {pool} of {node}{why}"),
+        remedy: format!("on {node}: rm -r {}", quoted(path)),
+    }
+}
+
+/// A word of a shell's command.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// How many unclaimed branches nodes count without naming them.
+#[must_use]
+pub fn unnamed(seen: &Seen) -> u64 {
+    seen.nodes.iter().map(|node| node.status.unclaimed.unnamed()).sum()
 }
 
 /// Whether its making or its withdrawal may be under way.
@@ -272,6 +348,7 @@ fn forget(node: &NodeName, namespace: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::unclaimed::Unclaimed;
     use crate::store::contract;
     use crate::store::object::Meta;
 
@@ -300,6 +377,24 @@ mod tests {
             serde_json::from_value(serde_json::json!({"meta": {"name": name}, "spec": {"node": name}}))
                 .unwrap()
         };
+        let mut n1 = node("n1");
+        n1.status.abandoned = vec!["podless".parse().unwrap()];
+        let stray = |name: &str, problem: &str| UnclaimedBranch {
+            pool: "disk1".parse().unwrap(),
+            name: name.into(),
+            path: format!("/srv/union/disk 1/branches/{name}"),
+            size: None,
+            problem: problem.into(),
+        };
+        // The second has got its object since.
+        n1.status.unclaimed =
+            Unclaimed::of(vec![stray("old-0", ""), stray("gone-0", ""), stray("it's", "odd")]);
+        let inline = |name: &str, age, node: &str| {
+            let mut split = split(name, age, &[]);
+            split.spec.ephemeral = true;
+            split.spec.consumer = Some(node.parse().unwrap());
+            split
+        };
         let mut removed = contract::branch("gone", 1, "n1");
         removed.meta.deleting = Some(Timestamp::UNIX_EPOCH);
         let held = Volume { claim: Some(("web".into(), "data".into(), "uid".into())), ..pv("pv-3", "none") };
@@ -314,10 +409,14 @@ mod tests {
                 split("has-pv", 99, &[claim("x")]),
                 split("kept", 1, &[claim("x"), (LABEL_RETAINED, "true")]),
                 split("left", 60, &[claim("x")]),
+                inline("podless", 60, "n1"),
+                inline("in-use", 60, "n1"),
+                inline("nodeless", 60, "n2"),
+                inline("starting", 59, "n2"),
                 split("young", 59, &[claim("x")]),
             ],
             branches: vec![contract::branch("gone", 0, "n1"), removed, contract::branch("gone", 2, "n2")],
-            nodes: vec![node("n1")],
+            nodes: vec![n1],
             volumes: vec![
                 pv("pv-1", "has-pv"),
                 pv("pv-2", "nothing"),
@@ -345,6 +444,10 @@ mod tests {
                     OrphanKind::PersistentVolume,
                     "kubectl -n web delete pvc data && kubectl delete pv --ignore-not-found pv-3"
                 ),
+                (OrphanKind::Ephemeral, "union-csi forget-node n2 --namespace union --accept-data-loss"),
+                (OrphanKind::Ephemeral, delete("podless").as_str()),
+                (OrphanKind::Unclaimed, r"on n1: rm -r '/srv/union/disk 1/branches/it'\''s'"),
+                (OrphanKind::Unclaimed, "on n1: rm -r '/srv/union/disk 1/branches/old-0'"),
             ]
         );
         assert!(found.iter().all(|o| !o.reason.is_empty() && o.first_seen == Timestamp::UNIX_EPOCH));

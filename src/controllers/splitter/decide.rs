@@ -18,8 +18,8 @@ use crate::domain::NodeName;
 use crate::domain::policy::{ParamError, Policy};
 use crate::domain::split::{Infeasible, PlannedBranch};
 use crate::store::object::{
-    Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_NODE, LABEL_VOLUME, Meta, Version,
-    VolumeSplit, VolumeSplitStatus, condition, label_value, pending,
+    Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_EPHEMERAL, LABEL_NODE, LABEL_VOLUME,
+    Meta, Version, VolumeSplit, VolumeSplitStatus, condition, label_value, pending,
 };
 
 /// What takes no longer than this needs no status on the way: several times what making branches takes.
@@ -296,6 +296,9 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
     let mut meta = Meta::with_finalizer(id.to_string());
     meta.labels.insert(LABEL_NODE.to_owned(), label_value(planned.node.as_str()));
     meta.labels.insert(LABEL_VOLUME.to_owned(), split.spec.volume.to_string());
+    if split.spec.ephemeral {
+        meta.labels.insert(LABEL_EPHEMERAL.to_owned(), "true".to_owned());
+    }
     Branch {
         meta,
         spec: BranchSpec {

@@ -84,12 +84,7 @@ impl BranchRecord {
     }
 }
 
-/// The identity in the branch's directory `place`. `None` where there is none; the inner error says why it is not one.
-pub(in crate::node) fn read(host: &Host, place: &Path) -> Result<Option<BranchRecord>> {
-    Ok(parse(host.read_file(&place.join(RECORD), LIMIT)?).ok())
-}
-
-/// As [`read`], with the reason.
+/// The identity in the branch's directory `place`; the inner error says why there is none.
 pub(in crate::node) fn read_or_why(
     host: &Host,
     place: &Path,

@@ -8,9 +8,11 @@
 mod fresh;
 mod publish;
 mod queue;
+mod strays;
 mod work;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::domain::pool::{PoolReport, PoolState};
-use crate::domain::{BranchId, NodeName, PoolName};
+use crate::domain::{NodeName, PoolName};
 use crate::node::branch::Branches;
 use crate::node::pool::Pools;
 use crate::store::object::{Branch, Object};
@@ -31,6 +33,7 @@ use crate::store::{Event, Selector, Store};
 use fresh::Fresh;
 use publish::{Measured, Published, Publisher};
 use queue::Queue;
+use strays::{Strays, Warned};
 use work::{Done, Worker};
 
 /// Branches that are worked on at the same time: enough to keep several disks busy, few enough that a burst of volumes
@@ -65,6 +68,8 @@ pub struct NodeFacts {
     pub kernel: String,
     /// How often pools are measured.
     pub measure_interval: Duration,
+    /// Where each ephemeral volume that a pod here has has a directory of its name.
+    pub ephemeral_dir: PathBuf,
 }
 
 /// Works for one node.
@@ -77,6 +82,8 @@ pub struct Executor {
     latest: watch::Sender<Arc<Vec<PoolReport>>>,
     fresh: Arc<Fresh>,
     published: watch::Sender<bool>,
+    /// `None`: not looked for yet.
+    strays: watch::Sender<Option<Arc<Strays>>>,
 }
 
 impl NodeFacts {
@@ -106,7 +113,8 @@ impl Executor {
     ) -> Self {
         let latest = watch::Sender::new(Arc::new(Vec::new()));
         let published = watch::Sender::new(false);
-        Self { store, node, facts, pools, branches, latest, fresh: Arc::new(Fresh::new()), published }
+        let (fresh, strays) = (Arc::new(Fresh::new()), watch::Sender::new(None));
+        Self { store, node, facts, pools, branches, latest, fresh, published, strays }
     }
 
     /// The pools as last measured; empty before the first measurement.
@@ -148,6 +156,7 @@ impl Executor {
             facts: self.facts.clone(),
             fresh: self.fresh.clone(),
             known: self.published.clone(),
+            strays: self.strays.subscribe(),
             published: Published::default(),
         };
         tokio::join!(
@@ -160,8 +169,15 @@ impl Executor {
     async fn measure_loop(&self, tell: watch::Sender<Option<Measured>>, shutdown: &CancellationToken) {
         loop {
             let begun = self.fresh.begin();
-            let pools = self.pools.clone();
-            match tokio::task::spawn_blocking(move || pools.measure()).await {
+            let (pools, strays) = (self.pools.clone(), self.strays.borrow().clone());
+            let measure = move || {
+                let reports = pools.measure();
+                if let Some(strays) = strays {
+                    pools.forget_removed(&strays.on_disks, &reports);
+                }
+                reports
+            };
+            match tokio::task::spawn_blocking(measure).await {
                 Ok(reports) => {
                     log_states(&self.latest(), &reports);
                     self.latest.send_replace(Arc::new(reports.clone()));
@@ -231,13 +247,7 @@ impl Executor {
                     Ok(()) = pools.changed() => {
                         let reports = pools.borrow_and_update().clone();
                         state.pools_measured(&reports);
-                        for (pool, branch) in state.unknown(self.pools.branches()) {
-                            warn!(
-                                branch.id = %branch, pool.name = %pool,
-                                "a branch on the disk belongs to no volume: it is kept and its room is counted; see \
-                                 docs/OPERATIONS.md for what to do with it"
-                            );
-                        }
+                        self.look_for_strays(&mut state).await;
                     }
                     _ = recheck.tick() => state.check_all(),
                     () = tokio::time::sleep_until(due), if running.len() < PARALLEL => {}
@@ -270,8 +280,8 @@ struct State {
     queue: Queue,
     /// All objects were heard of once.
     read: bool,
-    /// Branches on the disks that no object tells of, and that were warned of.
-    unknown: HashSet<BranchId>,
+    /// Branches on the disks that no object tells of.
+    warned: Warned,
 }
 
 impl State {
@@ -343,17 +353,6 @@ impl State {
                 self.queue.now(&name);
             }
         }
-    }
-
-    /// Which of the branches on the disks no object tells of, each told once: the store was lost, or is an older copy.
-    fn unknown(&mut self, on_disk: Vec<(PoolName, BranchId)>) -> Vec<(PoolName, BranchId)> {
-        if !self.read {
-            return Vec::new();
-        }
-        let new = |(_, id): &(PoolName, BranchId)| {
-            !self.wanted.contains_key(id.as_str()) && self.unknown.insert(id.clone())
-        };
-        on_disk.into_iter().filter(new).collect()
     }
 
     fn check_all(&mut self) {

@@ -14,6 +14,7 @@ use tracing::{error, info, warn};
 
 use super::fresh::Fresh;
 use super::queue::backoff;
+use super::strays::Strays;
 use super::{NodeFacts, REWATCH};
 use crate::domain::pool::{PoolReport, PoolState};
 use crate::domain::{Bytes, NodeName};
@@ -59,6 +60,8 @@ pub(super) struct Publisher {
     /// Whether the object is in the store, as far as this node has heard.
     pub(super) known: watch::Sender<bool>,
     pub(super) published: Published,
+    /// What of this node is nobody's; `None`: not looked for yet, what was published stays.
+    pub(super) strays: watch::Receiver<Option<Arc<Strays>>>,
 }
 
 /// What was published last.
@@ -75,6 +78,8 @@ pub(super) struct Published {
     begun: u64,
     /// When what is known and not published is due.
     due: Option<Instant>,
+    /// With these, which an older definition of the object may have left out.
+    strays: Option<Arc<Strays>>,
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -111,6 +116,7 @@ impl Publisher {
                 () = shutdown.cancelled() => return,
                 Ok(()) = measured.changed() => {}
                 Ok(()) = self.facts.cluster_labels.changed() => {}
+                Ok(()) = self.strays.changed() => {}
                 event = next(&mut events) => match event {
                     Some(Ok(event)) => self.note(event),
                     Some(Err(error)) => {
@@ -152,6 +158,7 @@ impl Publisher {
             return;
         }
         let Measured { begun, reports } = measured;
+        let strays = self.strays.borrow_and_update().clone();
         let relabelled = |old: &StorageNode| self.facts.all_labels(&old.status.labels) != old.status.labels;
         let haste = match &self.published.object {
             None => Haste::Now,
@@ -162,7 +169,10 @@ impl Publisher {
                     here: begun > self.published.begun,
                     awaited: self.fresh.awaited() > self.published.begun,
                 };
-                haste(&old.status.pools, &reports, &changed)
+                match haste(&old.status.pools, &reports, &changed) {
+                    Haste::Never if self.published.lacks(old, strays.as_deref()) => Haste::Soon,
+                    haste => haste,
+                }
             }
         };
         let due = due(haste, self.published.at);
@@ -175,9 +185,11 @@ impl Publisher {
         }
         for attempt in 1..=ATTEMPTS {
             let base = self.published.object.take();
-            match write(&*self.store, &self.node, &self.facts, &reports, base).await {
+            let told = (reports.as_slice(), strays.as_deref());
+            match write(&*self.store, &self.node, &self.facts, told, base).await {
                 Ok(object) => {
                     self.published.wrote(object, now);
+                    self.published.strays = strays;
                     self.done(begun);
                     self.known.send_replace(true);
                     return;
@@ -202,6 +214,16 @@ impl Publisher {
 }
 
 impl Published {
+    /// Whether these strays are yet to be told. `old` is the object as it is stored.
+    fn lacks(&self, old: &StorageNode, strays: Option<&Strays>) -> bool {
+        let Some(strays) = strays else { return false };
+        let told = match &self.strays {
+            Some(told) => (&told.unclaimed, &told.abandoned),
+            None => (&old.status.unclaimed, &old.status.abandoned),
+        };
+        told != (&strays.unclaimed, &strays.abandoned)
+    }
+
     /// Takes what an event told, unless it is of an own write.
     fn note(&mut self, object: StorageNode) {
         if self.written.contains(&object.meta.version) {
@@ -272,7 +294,7 @@ async fn write(
     store: &dyn Store,
     node: &NodeName,
     facts: &NodeFacts,
-    pools: &[PoolReport],
+    (pools, strays): (&[PoolReport], Option<&Strays>),
     base: Option<StorageNode>,
 ) -> Result<StorageNode, StoreError> {
     let nodes = store.nodes();
@@ -288,16 +310,19 @@ async fn write(
             nodes.create(StorageNode { meta, spec, status: StorageNodeStatus::default() }).await?
         }
     };
-    let conditions = std::mem::take(&mut object.status.conditions);
+    let mut before = std::mem::take(&mut object.status);
+    if let Some(strays) = strays {
+        before.unclaimed = strays.unclaimed.clone();
+        before.abandoned.clone_from(&strays.abandoned);
+    }
     object.status = StorageNodeStatus {
-        labels: facts.all_labels(&object.status.labels),
+        labels: facts.all_labels(&before.labels),
         pools: pools.to_vec(),
         agent_version: facts.agent_version.clone(),
         mergerfs_version: facts.mergerfs_version.clone(),
         kernel: facts.kernel.clone(),
         heartbeat: Some(Timestamp::now()),
-        conditions,
-        ..std::mem::take(&mut object.status)
+        ..before
     };
     let bad: Vec<&PoolReport> = pools.iter().filter(|p| p.state != PoolState::Ready).collect();
     let (ready, reason, message) = match bad.first() {

@@ -91,16 +91,3 @@ async fn what_went_while_the_watch_was_broken_is_forgotten() {
     assert_eq!(due(&mut state), ["v-1"]);
     assert_eq!(state.wanted.len(), 1);
 }
-
-#[test]
-fn a_branch_that_no_object_tells_of_is_told_once_and_not_before_all_objects_are_known() {
-    let mut state = State::default();
-    let known = branch(0, BranchPhase::Bound);
-    let stranger = branch(1, BranchPhase::Bound);
-    let on_disk = || [&known, &stranger].map(|b| (b.spec.pool.clone(), b.spec.id.clone())).to_vec();
-    assert_eq!(state.unknown(on_disk()), []);
-    state.note(Event::Applied(known.clone()));
-    state.note(Event::Ready);
-    assert_eq!(state.unknown(on_disk()), [(stranger.spec.pool.clone(), stranger.spec.id.clone())]);
-    assert_eq!(state.unknown(on_disk()), []);
-}

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use super::{OpenPool, Pools, Reservation, lock};
-use crate::domain::pool::{Enforcement, allocatable};
+use crate::domain::pool::{Enforcement, PoolReport, PoolState, allocatable};
 use crate::domain::split::BranchFormat;
+use crate::domain::unclaimed::UnclaimedBranch;
 use crate::domain::{BranchId, Bytes, PoolName};
 use crate::node::branch::record::{self, BranchRecord};
 use crate::platform::{Host, Result};
@@ -45,6 +46,8 @@ pub(super) struct Inventory {
     pub(super) number: (u32, u32),
     pub(super) branches_dir: std::path::PathBuf,
     pub(super) branches: BTreeMap<BranchId, Known>,
+    /// What else lies among them, and why it is not understood. It cannot be counted.
+    pub(super) odd: BTreeMap<String, String>,
 }
 
 /// A branch was not admitted.
@@ -72,12 +75,28 @@ impl Pools {
         if known(&lock(&self.inventories)) {
             return Ok(());
         }
-        let mut branches = BTreeMap::new();
+        let (mut branches, mut odd) = (BTreeMap::new(), BTreeMap::new());
         for name in self.host.directory_names(&pool.branches())?.unwrap_or_default() {
-            let Some(id) = name.to_str().and_then(|n| n.parse::<BranchId>().ok()) else { continue };
-            // What cannot be read is found again, and reported, when it is used; it cannot be counted.
-            if let Ok(Some(record)) = record::read(&self.host, &pool.branches().join(&id)) {
-                branches.insert(id, Known::from(&record));
+            let place = pool.branches().join(&name);
+            let name = name.to_string_lossy().into_owned();
+            if record::leftover(&name).is_some() {
+                continue;
+            }
+            let Ok(id) = name.parse::<BranchId>() else {
+                odd.insert(name, "a branch cannot have this name".to_owned());
+                continue;
+            };
+            // What cannot be read is found again, and reported, when it is used.
+            match record::read_or_why(&self.host, &place) {
+                Ok(Ok(record)) => {
+                    branches.insert(id, Known::from(&record));
+                }
+                Ok(Err(why)) => {
+                    odd.insert(name, why);
+                }
+                Err(e) => {
+                    odd.insert(name, e.to_string());
+                }
             }
         }
         let mut all = lock(&self.inventories);
@@ -87,6 +106,7 @@ impl Pools {
                 number: pool.number,
                 branches_dir: pool.branches(),
                 branches,
+                odd,
             };
             all.insert(pool.name.clone(), inventory);
         }
@@ -103,6 +123,7 @@ impl Pools {
     pub(in crate::node) fn remember(&self, pool: &PoolName, branch: &BranchId, known: Known) {
         if let Some(inventory) = lock(&self.inventories).get_mut(pool) {
             inventory.branches.insert(branch.clone(), known);
+            inventory.odd.remove(branch.as_str());
         }
     }
 
@@ -154,14 +175,49 @@ impl Pools {
         lock(&self.inventories).get(pool)?.branches.get(branch)?.project
     }
 
-    /// The branches of all pools that are not just being made.
-    pub(in crate::node) fn branches(&self) -> Vec<(PoolName, BranchId)> {
+    /// What lies among the branches of all pools and is not `claimed` by name; not what is just being made.
+    pub(in crate::node) fn unclaimed(&self, claimed: impl Fn(&str) -> bool) -> Vec<UnclaimedBranch> {
         let all = lock(&self.inventories);
-        let finished = |(pool, inventory): (&PoolName, &Inventory)| -> Vec<_> {
-            let bound = inventory.branches.iter().filter(|(_, known)| !known.pending);
-            bound.map(|(id, _)| (pool.clone(), id.clone())).collect()
-        };
-        all.iter().flat_map(finished).collect()
+        let mut found = Vec::new();
+        for (pool, inventory) in all.iter() {
+            let one = |name: &str, size: Option<Bytes>, problem: &str| UnclaimedBranch {
+                pool: pool.clone(),
+                name: name.to_owned(),
+                path: inventory.branches_dir.join(name).display().to_string(),
+                size,
+                problem: problem.to_owned(),
+            };
+            let whole = inventory.branches.iter().filter(|(_, known)| !known.pending);
+            found.extend(
+                whole
+                    .filter(|(id, _)| !claimed(id.as_str()))
+                    .map(|(id, known)| one(id.as_str(), Some(known.size), "")),
+            );
+            let odd = inventory.odd.iter().filter(|(name, _)| !claimed(name));
+            found.extend(odd.map(|(name, why)| one(name, None, why)));
+        }
+        found.sort();
+        found
+    }
+
+    /// Forgets those of these that were removed by hand, so that their room is given again. Only pools that have just
+    /// answered are asked.
+    pub(in crate::node) fn forget_removed(&self, unclaimed: &[UnclaimedBranch], reports: &[PoolReport]) {
+        let answers =
+            |pool: &PoolName| reports.iter().any(|r| r.name == *pool && r.state != PoolState::Absent);
+        for one in unclaimed.iter().filter(|one| answers(&one.pool)) {
+            if !matches!(self.host.identity(Path::new(&one.path)), Ok(None)) {
+                continue;
+            }
+            if let Some(inventory) = lock(&self.inventories).get_mut(&one.pool) {
+                inventory.odd.remove(&one.name);
+                if let Ok(id) = one.name.parse::<BranchId>()
+                    && inventory.branches.get(&id).is_some_and(|known| !known.pending)
+                {
+                    inventory.branches.remove(&id);
+                }
+            }
+        }
     }
 
     /// Projects in use on the device, as far as our branches are concerned.

@@ -104,6 +104,7 @@ async fn the_clusters_labels_are_published_when_they_come_and_the_configurations
         mergerfs_version: None,
         kernel: String::new(),
         measure_interval: Duration::from_secs(10),
+        ephemeral_dir: "/nowhere".into(),
     };
     let publisher = Publisher {
         store: store.clone(),
@@ -112,6 +113,7 @@ async fn the_clusters_labels_are_published_when_they_come_and_the_configurations
         fresh: Arc::new(Fresh::new()),
         known: watch::Sender::new(false),
         published: Published::default(),
+        strays: watch::Sender::new(None).subscribe(),
     };
     let (tell, measured) = watch::channel(None);
     let stop = CancellationToken::new();
@@ -173,6 +175,7 @@ mod kept {
             mergerfs_version: None,
             kernel: "6".into(),
             measure_interval: Duration::from_secs(5),
+            ephemeral_dir: "/nowhere".into(),
         };
         let publisher = Publisher {
             store: store.clone(),
@@ -181,6 +184,7 @@ mod kept {
             fresh: Arc::new(Fresh::new()),
             known: known.clone(),
             published: Published::default(),
+            strays: watch::Sender::new(None).subscribe(),
         };
         let shutdown = CancellationToken::new();
         tokio::spawn(publisher.run(measured, shutdown.clone()));
