@@ -12,7 +12,8 @@ use union_csi::controllers::cluster::{Cluster, DRIVER};
 use union_csi::controllers::lease::Claim;
 use union_csi::controllers::orphans::scan::{Orphan, OrphanKind};
 use union_csi::controllers::orphans::{Findings, OrphanScan};
-use union_csi::store::object::{StorageNode, VolumeSplit, condition};
+use union_csi::domain::unclaimed::{Unclaimed, UnclaimedBranch};
+use union_csi::store::object::{LABEL_EPHEMERAL, StorageNode, VolumeSplit, condition};
 use union_csi::store::{Selector, contract};
 
 use crate::provisioner::bench::Bench;
@@ -257,4 +258,61 @@ async fn the_leader_finds_objects_that_nothing_needs_and_leaves_all_of_them_alon
     for volume in [&empty, &whole] {
         bench.volumes().get(volume).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn what_nodes_report_as_nobodys_is_told_with_the_node_and_the_command() {
+    let bench = Bench::new(20).await;
+    let node = bench.node_name("n1");
+    for (name, consumer) in [("podless", node.as_str()), ("in-use", &node), ("nodeless", "no-such-node")] {
+        let split = json!({
+            "meta": {"name": name},
+            "spec": {"volume": name, "requestName": name, "capacity": 1 << 30, "accessModes": ["SingleNodeWriter"],
+                     "ephemeral": true, "consumer": consumer, "topology": [consumer],
+                     "parameters": {"branchFormat": "directory"}},
+        });
+        bench.store.splits().create(serde_json::from_value(split).expect("a volume")).await.unwrap();
+    }
+    let planned = bench
+        .split_is("podless", |s| {
+            s.is_some_and(|s| !s.status.conditions.is_empty() && s.status.bound_replicas > 0)
+        })
+        .await
+        .unwrap();
+    let branch = planned.spec.volume.branch(planned.spec.branches[0].index);
+    let branch = bench.store.branches().get(branch.as_str()).await.unwrap().unwrap();
+    assert!(branch.meta.labels.contains_key(LABEL_EPHEMERAL), "its node knows it by this: {branch:?}");
+
+    let there = bench.store.nodes().get(&node).await.unwrap().unwrap();
+    let stray = |name: &str| UnclaimedBranch {
+        pool: "a".parse().unwrap(),
+        name: name.into(),
+        path: format!("/pools/a/branches/{name}"),
+        size: Some(union_csi::domain::Bytes::gib(3)),
+        problem: String::new(),
+    };
+    let mut status = there.status.clone();
+    status.abandoned = vec!["podless".parse().unwrap()];
+    status.unclaimed = Unclaimed::of(vec![stray("old-0"), stray(&branch.meta.name)]);
+    status.unclaimed.count = 7;
+    let written =
+        bench.store.nodes().update_status(StorageNode { status: status.clone(), ..there }).await.unwrap();
+    assert_eq!(written.status, status, "the definition knows the fields");
+
+    let (mut scan, _) = scanner(&bench);
+    let scan = scan.scan().await.unwrap();
+    let stray = format!("{node}:/pools/a/branches/old-0");
+    let found = own(&scan.orphans, &["podless", "in-use", "nodeless", &stray]);
+    let told: Vec<_> = found.iter().map(|o| (o.kind, o.name.as_str())).collect();
+    assert_eq!(
+        told,
+        [
+            (OrphanKind::Ephemeral, "nodeless"),
+            (OrphanKind::Ephemeral, "podless"),
+            (OrphanKind::Unclaimed, stray.as_str())
+        ]
+    );
+    assert_eq!(found[2].remedy, format!("on {node}: rm -r /pools/a/branches/old-0"));
+    assert!(scan.counts[&OrphanKind::Unclaimed] >= 6, "one, and five that are not named: {:?}", scan.counts);
+    bench.store.nodes().delete(&node, None).await.unwrap();
 }

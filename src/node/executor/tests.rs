@@ -91,3 +91,32 @@ async fn what_went_while_the_watch_was_broken_is_forgotten() {
     assert_eq!(due(&mut state), ["v-1"]);
     assert_eq!(state.wanted.len(), 1);
 }
+
+#[tokio::test]
+async fn nothing_is_taken_for_nobodys_before_all_objects_were_heard_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = crate::store::local::LocalStore::open(&directory.path().join("s")).unwrap();
+    let (host, node): (_, NodeName) = (crate::platform::Host::new(), "n".parse().unwrap());
+    let pools = Arc::new(Pools::new(host.clone(), node.clone(), Vec::new(), directory.path().to_owned()));
+    let facts = NodeFacts {
+        labels: Default::default(),
+        cluster_labels: watch::Sender::new(None).subscribe(),
+        agent_version: String::new(),
+        mergerfs_version: None,
+        kernel: String::new(),
+        measure_interval: Duration::from_secs(5),
+        ephemeral_dir: directory.path().to_owned(),
+    };
+    let branches = Arc::new(Branches::new(host, pools.clone()));
+    let executor = Executor::new(Arc::new(store), node, facts, pools, branches);
+    let mut state = State::default();
+    let mut inline = branch(0, BranchPhase::Bound);
+    inline.meta.labels.insert(crate::store::object::LABEL_EPHEMERAL.to_owned(), "true".to_owned());
+    state.note(Event::Applied(inline));
+    executor.look_for_strays(&mut state).await;
+    assert_eq!(*executor.strays.borrow(), None);
+    state.note(Event::Ready);
+    executor.look_for_strays(&mut state).await;
+    let found = executor.strays.borrow().clone().unwrap();
+    assert_eq!(found.abandoned, ["v".parse().unwrap()]);
+}
