@@ -1,7 +1,6 @@
 //! What machines boot from, made by `integration/net/run`, and the disks that they write to.
 
 use std::env;
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,8 +25,6 @@ pub struct Files {
     work: PathBuf,
     /// Consoles and transcripts stay here.
     logs: PathBuf,
-    /// QEMU's `-accel`.
-    pub acceleration: String,
 }
 
 impl Files {
@@ -35,10 +32,6 @@ impl Files {
     pub fn find() -> Result<Self> {
         let get = |variable| env::var_os(variable).context(NotPreparedSnafu { variable });
         let here = PathBuf::from(get("UNION_CSI_NET_FILES")?);
-        let acceleration = match get("UNION_CSI_NET_ACCEL").unwrap_or_else(|_| OsString::from("tcg")) {
-            kvm if kvm == "kvm" => "kvm".to_owned(),
-            _ => "tcg,thread=multi,tb-size=32".to_owned(),
-        };
         Ok(Self {
             kernel: here.join("vmlinuz"),
             initramfs: here.join("initramfs"),
@@ -46,7 +39,6 @@ impl Files {
             programs: get("UNION_CSI_NET_PROGRAMS")?.into(),
             work: get("UNION_CSI_NET_WORK")?.into(),
             logs: get("UNION_CSI_NET_LOGS")?.into(),
-            acceleration,
         })
     }
 

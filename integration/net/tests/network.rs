@@ -117,6 +117,24 @@ fn a_paused_machine_says_nothing_until_it_goes_on() {
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
+fn a_network_of_its_own_has_what_was_asked_for() {
+    let options = Options::new(1).memory_mib(320).disk("second", 64 << 20).mtu(9000);
+    on(&options, |net| {
+        let a = net.machine("a");
+        assert_eq!(
+            a.run("blockdev --getsize64 /disk/data /disk/second")?,
+            format!("{}\n{}", 1 << 30, 64 << 20)
+        );
+        assert_eq!(a.run("cat /sys/class/net/eth0/mtu")?, "9000");
+        let kib: u32 =
+            a.run("sed -n 's/MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")?.parse().expect("a number");
+        assert!((256 << 10..320 << 10).contains(&kib), "{kib} KiB of memory");
+        Ok(())
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
 fn a_command_that_hangs_is_killed_at_its_bound_and_holds_up_no_other() {
     on_shared(|net| {
         let a = net.machine("a");
@@ -140,9 +158,9 @@ fn a_command_that_hangs_is_killed_at_its_bound_and_holds_up_no_other() {
 #[test]
 #[ignore = "boots machines: integration/net/run"]
 fn a_pulled_plug_keeps_what_the_disk_completed_and_nothing_else() {
-    on(&Options::new(1), |net| {
+    on_shared(|net| {
         let a = net.machine("a");
-        a.run("mkfs.ext4 -q /disk/data && mount /disk/data /mnt")?;
+        a.run("mkfs.ext4 -q -F /disk/data && mount /disk/data /mnt")?;
         a.run("dd if=/dev/urandom of=/mnt/kept bs=64k count=64 conv=fsync 2>/dev/null")?;
         let sum = a.run("sha256sum </mnt/kept")?;
         // The directory entry of the second comes with the next commit, five seconds later: too late.
@@ -158,7 +176,7 @@ fn a_pulled_plug_keeps_what_the_disk_completed_and_nothing_else() {
 
         a.run("echo flushed >/mnt/flushed; umount /mnt")?;
         a.reboot()?;
-        assert_eq!(a.run("mount /disk/data /mnt; cat /mnt/flushed")?, "flushed");
+        assert_eq!(a.run("mount /disk/data /mnt; cat /mnt/flushed; umount /mnt")?, "flushed");
         Ok(())
     });
 }
