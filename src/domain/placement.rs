@@ -3,17 +3,21 @@
 //! Each filter has a name and gives its reason: a pool that does not qualify is told to the user with the figure or the
 //! label that decided. Nothing here allocates for a pool that qualifies.
 
+mod paths;
+
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use super::NodeName;
 use super::policy::{FormatChoice, FsType, Placement, Policy};
 use super::pool::{Enforcement, Media, PoolReport, PoolState, PoolView};
+use super::reach::{Network, Unreachable};
 use super::split::{BranchFormat, Reach, Request};
 use super::volume::VolumeMode;
+use paths::Paths;
 
 /// Why a pool cannot hold a branch of this volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rejection<'a> {
     /// Filter `state`: it is absent or read-only.
     State {
@@ -64,6 +68,8 @@ pub enum Rejection<'a> {
     },
     /// Filter `format`: the class wants directories, the volume is a block device.
     DirectoryBlock,
+    /// Filter `reach`: a branch here could not serve the node that uses the volume.
+    OutOfReach(Unreachable),
 }
 
 /// What binds the branches of a volume to the node that uses it.
@@ -101,6 +107,7 @@ impl Rejection<'_> {
             Self::NoImages { fs_type: Some(fs_type) } => format!("without {fs_type} images"),
             Self::NoImages { fs_type: None } => "without images".to_owned(),
             Self::DirectoryBlock => "with branchFormat directory".to_owned(),
+            Self::OutOfReach(obstacle) => obstacle.brief(),
         }
     }
 }
@@ -140,6 +147,7 @@ impl fmt::Display for Rejection<'_> {
             Self::DirectoryBlock => {
                 write!(f, "branchFormat directory cannot serve a block volume: use image or auto")
             }
+            Self::OutOfReach(obstacle) => obstacle.fmt(f),
         }
     }
 }
@@ -167,13 +175,19 @@ pub struct Filters<'a> {
     request: &'a Request,
     policy: &'a Policy,
     topology: HashSet<&'a NodeName>,
+    /// Where branches may lie on several nodes and it is known what those can carry.
+    paths: Option<Paths<'a>>,
 }
 
 impl<'a> Filters<'a> {
-    /// The filters for `request` under `policy`.
+    /// The filters for `request` under `policy`; `network`: what the nodes can carry, `None` where all are taken to reach
+    /// each other.
     #[must_use]
-    pub fn new(request: &'a Request, policy: &'a Policy) -> Self {
-        Self { request, policy, topology: request.topology.iter().collect() }
+    pub fn new(request: &'a Request, policy: &'a Policy, network: Option<&'a Network>) -> Self {
+        let topology = request.topology.iter().collect();
+        let all = Self { request, policy, topology, paths: None };
+        let network = network.filter(|_| all.tie().is_none());
+        Self { paths: network.map(|network| Paths::new(network, request)), ..all }
     }
 
     /// The format that a branch would have in this pool, or the first filter that it does not pass.
@@ -189,7 +203,7 @@ impl<'a> Filters<'a> {
         selector("poolSelector", &self.policy.pool_selector, &view.pool.labels)?;
         self.media(&view.pool)?;
         self.placement(&view.node)?;
-        self.format(&view.pool)
+        self.format(view)
     }
 
     /// What binds all branches to one node, the consumer's where it is known; `None` where they may be on several.
@@ -237,29 +251,51 @@ impl<'a> Filters<'a> {
         }
     }
 
-    /// `auto` takes a directory where its size is enforced. The other half of the rule, that every consumer the volume
-    /// may have can reach a directory, holds for as long as volumes are used on the branches' own node; it belongs here
-    /// when transports come.
-    fn format<'v>(&self, pool: &'v PoolReport) -> Result<BranchFormat, Rejection<'v>> {
+    /// `auto` takes a directory where its size is enforced and every node that may use the volume reaches it, else an image.
+    fn format<'v>(&self, view: &'v PoolView) -> Result<BranchFormat, Rejection<'v>> {
+        let pool = &view.pool;
         let fs_type = self.policy.fs_type;
         let enforced = pool.enforcement != Enforcement::None;
         let directory = enforced || self.policy.accept_unenforced;
         let image = || pool.image_filesystems.contains(&fs_type);
+        let within = |format| match &self.paths {
+            Some(paths) => paths.check(&view.node, format),
+            None => Ok(format),
+        };
         match (self.request.mode, self.policy.format) {
             (VolumeMode::Block, FormatChoice::Directory) => Err(Rejection::DirectoryBlock),
             // A raw image needs no mkfs, only a pool that can hold images.
             (VolumeMode::Block, _) if pool.image_filesystems.is_empty() => {
                 Err(Rejection::NoImages { fs_type: None })
             }
-            (VolumeMode::Block, _) => Ok(BranchFormat::Image),
-            (VolumeMode::Filesystem, FormatChoice::Auto) if enforced => Ok(BranchFormat::Directory),
-            (VolumeMode::Filesystem, FormatChoice::Directory) if directory => Ok(BranchFormat::Directory),
+            (VolumeMode::Block, _) => within(BranchFormat::Image),
+            (VolumeMode::Filesystem, FormatChoice::Auto) => {
+                let choices = [
+                    (enforced, BranchFormat::Directory),
+                    (image(), BranchFormat::Image),
+                    (directory, BranchFormat::Directory),
+                ];
+                let mut choices = choices.into_iter().filter(|(can, _)| *can).map(|(_, format)| format);
+                let reached = |format: &BranchFormat| {
+                    self.paths.as_ref().is_none_or(|paths| paths.reaches_all(&view.node, *format))
+                };
+                match (choices.clone().find(reached), choices.next()) {
+                    (Some(format), _) => Ok(format),
+                    (None, Some(format)) => within(format).and_then(|format| match &self.paths {
+                        Some(paths) => Err(paths.not_all(format)),
+                        None => Ok(format),
+                    }),
+                    (None, None) => Err(Rejection::NoImages { fs_type: Some(fs_type) }),
+                }
+            }
+            (VolumeMode::Filesystem, FormatChoice::Directory) if directory => within(BranchFormat::Directory),
             (VolumeMode::Filesystem, FormatChoice::Directory) => {
                 Err(Rejection::NotEnforced { message: &pool.enforcement_message })
             }
-            (VolumeMode::Filesystem, _) if image() => Ok(BranchFormat::Image),
-            (VolumeMode::Filesystem, FormatChoice::Auto) if directory => Ok(BranchFormat::Directory),
-            (VolumeMode::Filesystem, _) => Err(Rejection::NoImages { fs_type: Some(fs_type) }),
+            (VolumeMode::Filesystem, FormatChoice::Image) if image() => within(BranchFormat::Image),
+            (VolumeMode::Filesystem, FormatChoice::Image) => {
+                Err(Rejection::NoImages { fs_type: Some(fs_type) })
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Which nodes can reach which branches: the transports, what each node can carry by them, and the one answer to whether a
 //! branch on one node serves another.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use schemars::JsonSchema;
@@ -109,6 +110,24 @@ pub struct NodeReach {
 }
 
 impl NodeReach {
+    /// A node that tells of nothing.
+    #[must_use]
+    pub fn silent(node: NodeName) -> Self {
+        Self { node, transports: Vec::new(), addresses: Vec::new() }
+    }
+
+    /// Whether [`Self::can_own`], without a reason.
+    #[must_use]
+    pub fn owns(&self, transport: Transport) -> bool {
+        !self.addresses.is_empty() && self.report(transport).is_some_and(|report| report.owner.able)
+    }
+
+    /// Whether [`Self::can_consume`], without a reason.
+    #[must_use]
+    pub fn consumes(&self, transport: Transport) -> bool {
+        self.report(transport).is_some_and(|report| report.consumer.able)
+    }
+
     fn report(&self, transport: Transport) -> Option<&TransportReport> {
         self.transports.iter().find(|report| report.transport == transport)
     }
@@ -144,6 +163,31 @@ impl NodeReach {
     }
 }
 
+/// What all nodes can carry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    nodes: HashMap<NodeName, NodeReach>,
+}
+
+impl Network {
+    /// That of these nodes.
+    #[must_use]
+    pub fn new(nodes: impl IntoIterator<Item = NodeReach>) -> Self {
+        Self { nodes: nodes.into_iter().map(|node| (node.node.clone(), node)).collect() }
+    }
+
+    /// One of its nodes.
+    #[must_use]
+    pub fn node(&self, name: &NodeName) -> Option<&NodeReach> {
+        self.nodes.get(name)
+    }
+
+    /// All of them, in no order.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeReach> {
+        self.nodes.values()
+    }
+}
+
 /// An end of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
@@ -172,6 +216,16 @@ pub enum Unreachable {
         /// The owner.
         node: NodeName,
     },
+    /// Who uses the volume is not known yet, and nobody who may could attach such a branch.
+    NoConsumer {
+        /// The transport.
+        transport: Transport,
+    },
+    /// Who uses the volume is not known yet, and not everybody who may could attach such a branch.
+    NotEveryConsumer {
+        /// The transport.
+        transport: Transport,
+    },
 }
 
 impl Unreachable {
@@ -186,6 +240,10 @@ impl Unreachable {
                 format!("out of reach of node {node}, which cannot attach by {transport}")
             }
             Self::NoAddress { .. } => "on nodes without an address on the storage network".to_owned(),
+            Self::NoConsumer { transport } => format!("out of reach: no node can attach by {transport}"),
+            Self::NotEveryConsumer { transport } => {
+                format!("out of reach: not every node can attach by {transport}")
+            }
         }
     }
 }
@@ -203,6 +261,14 @@ impl fmt::Display for Unreachable {
                 if reason.is_empty() { Ok(()) } else { write!(f, ": {reason}") }
             }
             Self::NoAddress { node } => write!(f, "node {node} has no address on the storage network"),
+            Self::NoConsumer { transport } => write!(
+                f,
+                "none of the nodes that may use the volume can attach branches of other nodes by {transport}"
+            ),
+            Self::NotEveryConsumer { transport } => write!(
+                f,
+                "not all of the nodes that may use the volume can attach branches of other nodes by {transport}"
+            ),
         }
     }
 }

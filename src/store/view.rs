@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condition};
 use crate::domain::pool::{PoolReport, PoolView, allocatable};
+use crate::domain::reach::{Network, NodeReach};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName};
 
 /// The pools of all nodes as a planner is to see them.
@@ -41,6 +42,16 @@ pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Ve
         PoolView { node: node.spec.node.clone(), node_labels: labels.clone(), pool }
     };
     pools.iter().map(view).collect()
+}
+
+/// What the nodes can carry between each other, as they publish it.
+#[must_use]
+pub fn network<'a>(nodes: impl IntoIterator<Item = &'a StorageNode>) -> Network {
+    Network::new(nodes.into_iter().map(|node| NodeReach {
+        node: node.spec.node.clone(),
+        transports: node.status.transports.clone(),
+        addresses: node.status.network.as_ref().map(|network| network.addresses.clone()).unwrap_or_default(),
+    }))
 }
 
 /// Whether all branches of the volume exist.
@@ -92,6 +103,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::domain::reach::Transport;
 
     fn node(name: &str, pools: serde_json::Value) -> StorageNode {
         serde_json::from_value(json!({
@@ -177,5 +189,23 @@ mod tests {
     fn a_report_from_before_a_branch_went_understates_and_never_overstates() {
         let pool = json!([{"name": "a", "total": 100, "free": 60, "promised": 40, "occupied": 40, "allocatable": 60}]);
         assert_eq!(free(&pool_views(&[node("n", pool)], &[], &[]), "a"), 60);
+    }
+
+    #[test]
+    fn what_a_node_can_carry_is_read_from_its_object_and_one_of_before_can_carry_nothing() {
+        let old = node("n", json!([]));
+        let written = serde_json::to_value(&old.status).unwrap();
+        assert!(written.get("transports").is_none() && written.get("network").is_none(), "{written}");
+        assert_eq!(network([&old]).node(&old.spec.node), Some(&NodeReach::silent(old.spec.node.clone())));
+
+        let mut new = serde_json::to_value(&old).unwrap();
+        let can = json!({"able": true, "reason": "built in"});
+        new["status"]["transports"] = json!([{"transport": "nvme-tcp", "owner": can, "consumer": can, "authentication": {"able": false}}]);
+        new["status"]["network"] = json!({"interface": "eth1", "addresses": ["10.0.0.1"], "mtu": 9000});
+        let new: StorageNode = serde_json::from_value(new).unwrap();
+        let network = network([&new]);
+        let read = network.node(&new.spec.node).unwrap();
+        assert!(read.owns(Transport::NvmeTcp) && read.consumes(Transport::NvmeTcp));
+        assert!(!read.owns(Transport::Nfs) && !read.consumes(Transport::Nfs));
     }
 }

@@ -22,16 +22,19 @@ mod planner;
 mod refusal;
 mod shaped;
 mod space;
+mod within;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::policy::{FsType, Policy};
 use super::pool::PoolView;
+use super::reach::Network;
 use super::volume::VolumeMode;
 use super::{Bytes, NodeName, PoolName};
 use planner::Planner;
 use space::Real;
+use within::Within;
 
 /// What a branch is on its pool's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -156,6 +159,31 @@ pub fn plan<'a>(
     pools: impl IntoIterator<Item = &'a PoolView>,
 ) -> Result<Plan, Infeasible> {
     Planner::new(&Real, request, policy, pools).plan()
+}
+
+/// Splits `request` over `pools` under `policy`, each branch where the node that will use the volume can reach it; while
+/// that is not known, where a node that may become it can.
+///
+/// # Errors
+/// [`Infeasible`] where no plan exists under the policy.
+pub fn plan_within<'a>(
+    request: &'a Request,
+    policy: &'a Policy,
+    pools: impl IntoIterator<Item = &'a PoolView>,
+    network: &'a Network,
+) -> Result<Plan, Infeasible> {
+    Within { overhead: &Real, request, policy, pools: pools.into_iter().collect(), network }.plan()
+}
+
+/// What there is for volumes like `request`, whatever its size, as [`plan_within`] plans them.
+#[must_use]
+pub fn capacity_within<'a>(
+    request: &'a Request,
+    policy: &'a Policy,
+    pools: impl IntoIterator<Item = &'a PoolView>,
+    network: &'a Network,
+) -> Capacity {
+    Within { overhead: &Real, request, policy, pools: pools.into_iter().collect(), network }.capacity()
 }
 
 /// Usable bytes of the largest volume that [`plan`] would accept in place of `request.size`; zero where there is none.

@@ -14,6 +14,7 @@ use crate::domain::Bytes;
 use crate::domain::placement::Filters;
 use crate::domain::policy::{Placement, Policy, Strategy};
 use crate::domain::pool::PoolView;
+use crate::domain::reach::Network;
 use crate::domain::volume::VolumeMode;
 
 /// One question: a request, a policy, the pools.
@@ -51,8 +52,19 @@ impl<'a, O: Overhead> Planner<'a, O> {
         policy: &'a Policy,
         pools: impl IntoIterator<Item = &'a PoolView>,
     ) -> Self {
+        Self::within(overhead, request, policy, pools, None)
+    }
+
+    /// The same where it is known what the nodes can carry.
+    pub(super) fn within(
+        overhead: &'a O,
+        request: &'a Request,
+        policy: &'a Policy,
+        pools: impl IntoIterator<Item = &'a PoolView>,
+        network: Option<&'a Network>,
+    ) -> Self {
         let pools: Vec<&PoolView> = pools.into_iter().collect();
-        let filters = Filters::new(request, policy);
+        let filters = Filters::new(request, policy, network);
         let scale = Scale::new(overhead, policy, request.mode);
         let (candidates, by_node) = candidates(&filters, &scale, policy, &pools);
         let groups =
@@ -66,10 +78,12 @@ impl<'a, O: Overhead> Planner<'a, O> {
     }
 
     pub(super) fn plan(&self) -> Result<Plan, Infeasible> {
-        match self.solve(self.want(self.request.size)) {
-            Some(draft) => Ok(self.finish(draft)),
-            None => Err(self.refuse()),
-        }
+        self.found().ok_or_else(|| self.refuse(self.largest()))
+    }
+
+    /// The plan, if there is one.
+    pub(super) fn found(&self) -> Option<Plan> {
+        self.solve(self.want(self.request.size)).map(|draft| self.finish(draft))
     }
 
     /// Whether there is a plan.

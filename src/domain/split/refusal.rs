@@ -11,9 +11,8 @@ use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName};
 
 impl<O: Overhead> Planner<'_, O> {
-    /// The refusal of this request; called where no plan was found.
-    pub(super) fn refuse(&self) -> Infeasible {
-        let largest = self.largest();
+    /// The refusal of this request; called where no plan was found. `largest`: what would work.
+    pub(super) fn refuse(&self, largest: Bytes) -> Infeasible {
         let candidates: HashMap<usize, Candidate> =
             self.candidates.iter().map(|candidate| (candidate.at(), *candidate)).collect();
         let mut order: Vec<usize> = (0..self.pools.len()).collect();

@@ -2,6 +2,7 @@
 
 mod brute;
 mod examples;
+mod network;
 mod properties;
 
 use proptest::prelude::*;

@@ -40,7 +40,8 @@ prop_compose! {
 }
 
 /// Small figures with odd overheads, and real ones with those of the product.
-fn any_question() -> impl proptest::strategy::Strategy<Value = (Shape, Request, Policy, Vec<PoolView>)> {
+pub(super) fn any_question()
+-> impl proptest::strategy::Strategy<Value = (Shape, Request, Policy, Vec<PoolView>)> {
     prop_oneof![
         (shapes(), questions(8192))
             .prop_map(|(shape, (request, policy, pools))| (shape, request, policy, pools)),
@@ -48,7 +49,7 @@ fn any_question() -> impl proptest::strategy::Strategy<Value = (Shape, Request, 
     ]
 }
 
-fn check(
+pub(super) fn check(
     shape: Shape,
     request: &Request,
     policy: &Policy,
