@@ -12,7 +12,6 @@ mod executor;
 mod faults;
 mod leaders;
 mod lifecycle;
-mod nfs;
 mod overhead;
 mod platform;
 mod platform_fuse;

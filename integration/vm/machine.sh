@@ -9,7 +9,7 @@ AGENT_PROGRAMS=(mergerfs setpriv mkfs.ext4 mkfs.xfs mkfs.btrfs blkid chattr)
 TEST_PROGRAMS=(mount umount losetup lsattr tune2fs unshare dd df truncate sync fallocate blockdev btrfs xfs_io modprobe
     dash bash perl grep id curl setfacl getfacl setfattr getfattr)
 # What the kernel package has as modules. The last ones are only used where something asks for them.
-MODULES=(crc32c_generic virtio_pci virtio_blk virtio_rng loop ext4 xfs btrfs fuse overlay quota_v2)
+MODULES=(crc32c_generic virtio_pci virtio_blk virtio_rng loop ext4 xfs btrfs fuse overlay quota_v2 nfsd nfsv4)
 # Which parts of Python's library the tests' short programs need; the whole is larger than all the rest.
 PYTHON_LIBRARY=(encodings collections json re importlib sqlite3)
 

@@ -1,5 +1,6 @@
 //! Tests that need what the host's kernel may lack; run inside the virtual machine of `integration/vm/run`.
 
+mod nfs;
 #[path = "../host/support.rs"]
 mod support;
 
