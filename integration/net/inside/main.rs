@@ -6,6 +6,7 @@
 //! more than a word) and fails with a message.
 
 mod agent;
+mod nfs;
 #[path = "../protocol.rs"]
 mod protocol;
 
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 type Area = fn(&[String]) -> Result<(), Box<dyn Error>>;
 
 /// Every area, by its name.
-const AREAS: &[(&str, Area)] = &[("agent", agent::run)];
+const AREAS: &[(&str, Area)] = &[("agent", agent::run), ("nfs", nfs::run)];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -2,3 +2,4 @@
 
 mod bare_nvme;
 mod network;
+mod nfs;

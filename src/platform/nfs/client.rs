@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
@@ -120,10 +120,20 @@ impl Host {
     pub fn nfs_abandon(&self, roots: &NfsRoots, at: &Path, bound: Duration) -> Result<()> {
         self.enter("umount", at)?;
         let Some(entry) = self.mounts()?.at(at).cloned() else { return Ok(()) };
-        // Since 6.5: every request that waits and every later one fails. Before that, only those that wait do.
+        // Since 6.5: every request that waits and every later one fails.
         let shutdown = roots.sysfs.join(format!("{}:{}", entry.device.0, entry.device.1)).join("shutdown");
-        let _ = std::fs::write(shutdown, b"1\n");
-        let flags = MntFlags::MNT_FORCE | MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW;
+        let for_good = std::fs::write(shutdown, b"1\n").is_ok();
+        // Before that, only those fail that wait at the moment: so again and again, while what uses it gets its errors, closes
+        // its files, and in doing so asks the server once more.
+        let force = MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW;
+        let (deadline, round) = (Instant::now() + bound / 2, bound / 50);
+        while !for_good && Instant::now() < deadline {
+            match self.part(at, force, round) {
+                Err(error) if error.is_busy() => std::thread::sleep(round),
+                _ => break,
+            }
+        }
+        let flags = force | MntFlags::MNT_DETACH;
         // What the last user leaves unwritten may keep that thread; the mount is gone from its place before.
         let outcome = self.part(at, flags, bound);
         match self.mounts()?.at(at) {

@@ -87,6 +87,38 @@ impl NfsOwner {
         mounts.below(&directory).filter_map(|e| right(&e.mount_point)).collect()
     }
 
+    /// What was taken from whom and may still be asked for, with the inode that its handles name. A directory on the tmpfs
+    /// for each: it goes with the restart that makes the kernel forget the handles too, and with the branch's export.
+    fn fenced(&self) -> Result<BTreeSet<(IpAddr, ExportId, u64)>, TransportError> {
+        let look = "look at what was fenced";
+        let directory = self.root.join("fenced");
+        let mut found = BTreeSet::new();
+        for peer in self.host.directory_names(&directory).map_err(kernel(look))?.unwrap_or_default() {
+            let Some(address) = peer.to_str().and_then(|p| p.parse().ok()) else { continue };
+            let names = self.host.directory_names(&directory.join(&peer)).map_err(kernel(look))?;
+            for name in names.unwrap_or_default() {
+                let Some((id, inode)) = name.to_str().and_then(|n| n.split_once(':')) else { continue };
+                if let (Some(id), Ok(inode)) = (name::parse(id.as_ref()), inode.parse()) {
+                    found.insert((address, id, inode));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn mark(&self, peer: IpAddr, id: &ExportId, inode: u64) -> PathBuf {
+        self.root.join("fenced").join(peer.to_string()).join(format!("{}:{inode}", name::export(id)))
+    }
+
+    /// Forgets what was fenced.
+    fn forget(&self, gone: impl Fn(IpAddr, &ExportId) -> bool) -> Result<(), TransportError> {
+        for (peer, id, inode) in self.fenced()?.into_iter().filter(|(peer, id, _)| gone(*peer, id)) {
+            let mark = self.mark(peer, &id, inode);
+            self.host.remove_directory(&mark).map_err(kernel("forget what was fenced"))?;
+        }
+        Ok(())
+    }
+
     /// Makes the server run, as ours.
     fn ensure_serving(&self) -> Result<(), TransportError> {
         let unable = |reason: String| TransportError::Unable { action: "export by NFS", reason };
@@ -134,7 +166,7 @@ impl NfsOwner {
                 .and_then(|()| self.host.make_private(&self.root))
                 .map_err(kernel("mount the directory of NFS exports"))?;
         }
-        for name in ["exports", "peers"] {
+        for name in ["exports", "peers", "fenced"] {
             self.host.ensure_directory(&self.root.join(name), 0o755).map_err(kernel(make))?;
         }
         Ok(())
@@ -157,23 +189,36 @@ impl NfsOwner {
         self.host.nfs_cache_write(&self.roots, cache, line).map_err(kernel(action))
     }
 
-    /// How handles of an export begin: both ways, because it may be the root of its filesystem.
-    fn keys(&self, id: &ExportId, point: &Path) -> Result<[HandleKey; 2], TransportError> {
+    /// The inode that an export's handles name.
+    fn inode(&self, point: &Path) -> Result<u64, TransportError> {
         let found = self.host.identity(point).map_err(kernel("look at an export"))?;
-        let inode = found.map_or(0, |f| f.inode);
-        let uuid = name::uuid(id);
-        Ok([HandleKey::Uuid(uuid), HandleKey::InodeUuid(inode, uuid)])
+        Ok(found.map_or(0, |f| f.inode))
+    }
+
+    /// Tells the server of a peer, and of the root that it sees. Without, its kernel could not even learn that what it had is
+    /// gone.
+    fn admit(&self, peer: IpAddr) -> Result<(), TransportError> {
+        let (domain, root) = (name::domain(peer), self.peer_root(peer));
+        self.host.ensure_directory(&root, 0o755).map_err(kernel("make a peer's directory"))?;
+        self.write(Cache::Addresses, &cache::address(peer, &domain))?;
+        self.write(Cache::Exports, &cache::root(&domain, &root))?;
+        self.write(Cache::Handles, &cache::handle(&domain, HandleKey::Root, Some(&root)))
     }
 
     /// Tells the server of a right for which a directory is bound.
     fn grant(&self, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
-        let (domain, root, point) = (name::domain(peer), self.peer_root(peer), self.peer_point(peer, id));
-        self.write(Cache::Addresses, &cache::address(peer, &domain))?;
-        self.write(Cache::Exports, &cache::root(&domain, &root))?;
-        self.write(Cache::Handles, &cache::handle(&domain, HandleKey::Root, Some(&root)))?;
+        let (domain, point) = (name::domain(peer), self.peer_point(peer, id));
         self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id)))?;
-        for key in self.keys(id, &point)? {
+        for key in keys(id, self.inode(&point)?) {
             self.write(Cache::Handles, &cache::handle(&domain, key, Some(&point)))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the server that what a peer may still hold of an export is stale.
+    fn refuse(&self, peer: IpAddr, id: &ExportId, inode: u64) -> Result<(), TransportError> {
+        for key in keys(id, inode) {
+            self.write(Cache::Handles, &cache::handle(&name::domain(peer), key, None))?;
         }
         Ok(())
     }
@@ -185,12 +230,13 @@ impl NfsOwner {
         }
         // First every later request is refused: with what it was asked for by name, and by handle.
         for (peer, id) in gone {
-            let (domain, point) = (name::domain(*peer), self.peer_point(*peer, id));
-            self.write(Cache::Addresses, &cache::address(*peer, &domain))?;
-            self.write(Cache::Exports, &cache::refused(&domain, &point))?;
-            for key in self.keys(id, &point)? {
-                self.write(Cache::Handles, &cache::handle(&domain, key, None))?;
-            }
+            let point = self.peer_point(*peer, id);
+            let inode = self.inode(&point)?;
+            let mark = self.mark(*peer, id, inode);
+            self.host.ensure_directory(&mark, 0o755).map_err(kernel("note a fence"))?;
+            self.admit(*peer)?;
+            self.write(Cache::Exports, &cache::refused(&name::domain(*peer), &point))?;
+            self.refuse(*peer, id, inode)?;
         }
         self.renew(gone)?;
         let mut left = self.release(gone, DRAIN)?;
@@ -218,10 +264,13 @@ impl NfsOwner {
             let action = "make the NFS server let go of exports";
             self.host.nfs_cache_flush(&self.roots, cache).map_err(kernel(action))?;
         }
-        for (peer, id) in gone {
-            for key in self.keys(id, &self.peer_point(*peer, id))? {
-                self.write(Cache::Handles, &cache::handle(&name::domain(*peer), key, None))?;
-            }
+        for (peer, id, inode) in self.fenced()? {
+            self.refuse(peer, &id, inode)?;
+        }
+        let directory = self.root.join("peers");
+        let names = self.host.directory_names(&directory).map_err(kernel("list peers"))?.unwrap_or_default();
+        for peer in names.iter().filter_map(|n| n.to_str()?.parse().ok()) {
+            self.admit(peer)?;
         }
         for (peer, id) in self.rights(&self.mounts()?).difference(gone) {
             self.grant(*peer, id)?;
@@ -311,6 +360,12 @@ impl NfsOwner {
     }
 }
 
+/// How handles of an export begin: both ways, because it may be the root of its filesystem.
+fn keys(id: &ExportId, inode: u64) -> [HandleKey; 2] {
+    let uuid = name::uuid(id);
+    [HandleKey::Uuid(uuid), HandleKey::InodeUuid(inode, uuid)]
+}
+
 impl Owner for NfsOwner {
     fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError> {
         let Source::Directory(directory) = source else {
@@ -373,16 +428,30 @@ impl Owner for NfsOwner {
             });
         }
         self.ensure_serving()?;
+        self.forget(|p, e| p == peer && e == id)?;
         self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id))?;
+        self.admit(peer)?;
         self.grant(peer, id)
     }
 
     fn fence(&self, id: &ExportId, peer: &Peer) -> Result<(), TransportError> {
         let peer = name::address(peer)?;
         let _turn = self.turn();
-        let rights = self.rights(&self.mounts()?);
-        let gone = rights.into_iter().filter(|(p, e)| *p == peer && e.branch == id.branch).collect();
-        self.revoke(&gone)
+        let mounts = self.mounts()?;
+        let rights = self.rights(&mounts);
+        let gone: BTreeSet<_> =
+            rights.into_iter().filter(|(p, e)| *p == peer && e.branch == id.branch).collect();
+        self.revoke(&gone)?;
+        // Who was fenced while this node was down may wait for it: it is told that it waits for nothing.
+        for other in self.standing(&mounts).into_iter().filter(|e| e.branch == id.branch) {
+            let inode = self.inode(&self.export_point(&other))?;
+            let mark = self.mark(peer, &other, inode);
+            if self.host.ensure_directory(&mark, 0o755).map_err(kernel("note a fence"))? {
+                self.admit(peer)?;
+                self.refuse(peer, &other, inode)?;
+            }
+        }
+        Ok(())
     }
 
     fn unexport(&self, branch: &BranchId) -> Result<(), TransportError> {
@@ -391,7 +460,8 @@ impl Owner for NfsOwner {
         // Also what is left of an end that was cut short.
         let rights = self.rights(&mounts).into_iter().map(|(_, id)| id);
         let all: BTreeSet<ExportId> = self.standing(&mounts).into_iter().chain(rights).collect();
-        all.iter().filter(|id| id.branch == *branch).try_for_each(|id| self.end(id))
+        all.iter().filter(|id| id.branch == *branch).try_for_each(|id| self.end(id))?;
+        self.forget(|_, id| id.branch == *branch)
     }
 
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {

@@ -1,0 +1,252 @@
+//! Directories over NFS between machines: several writers, fences, lost power, cut links.
+
+use std::time::Duration;
+
+use crate::support::{Machine, Network, Result, on_shared};
+
+/// Where the owner's pool is mounted, and a consumer's attachment of the first branch.
+const POOL: &str = "/pool";
+const DATA: &str = "/run/union-csi/attached/v-0@1/data";
+
+/// What comes back to a client that was fenced: its handles are stale.
+const ESTALE: &str = "116";
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// A pool with two branches, the first of which is exported.
+fn serve(owner: &Machine) -> Result {
+    owner.run(format!(
+        "mkfs.ext4 -q -F /disk/data && mkdir -p {POOL} && mount /disk/data {POOL} && mkdir -p {POOL}/v-0/data {POOL}/v-1/data"
+    ))?;
+    export(owner)
+}
+
+fn export(owner: &Machine) -> Result {
+    owner.run(format!("inside nfs export v-0@1 {POOL}/v-0")).map(drop)
+}
+
+fn allow(owner: &Machine, consumer: &Machine) -> Result {
+    owner.run(format!("inside nfs allow v-0@1 {}", consumer.address())).map(drop)
+}
+
+fn fence(owner: &Machine, consumer: &Machine) -> Result {
+    owner.run(format!("inside nfs fence v-0@1 {}", consumer.address())).map(drop)
+}
+
+fn attach(consumer: &Machine, owner: &Machine) -> Result {
+    consumer.run(format!("inside nfs attach v-0@1 {}", owner.address())).map(drop)
+}
+
+/// One owner, and two consumers that may use its branch.
+fn two_consumers(net: &Network) -> Result<(&Machine, &Machine, &Machine)> {
+    let (owner, one, two) = (net.machine("a"), net.machine("b"), net.machine("c"));
+    serve(owner)?;
+    for consumer in [one, two] {
+        allow(owner, consumer)?;
+        attach(consumer, owner)?;
+    }
+    Ok((owner, one, two))
+}
+
+fn leave(owner: &Machine, consumers: &[&Machine]) -> Result {
+    for consumer in consumers {
+        consumer.run("inside nfs detach v-0@1")?;
+    }
+    owner.run("inside nfs unexport v-0; test -z \"$(inside nfs exports)\"")?;
+    // Nothing of the server keeps the disk.
+    owner.run(format!("echo 0 >/proc/fs/nfsd/threads; umount /run/union-csi/nfs; umount {POOL}"))?;
+    Ok(())
+}
+
+/// The records that are in a log, and those that a writer was told are safe: the latter must be among the former.
+fn require_acknowledged(log: &str, told: &str) {
+    let found: std::collections::BTreeSet<&str> = log.lines().collect();
+    let acknowledged: Vec<&str> = told.lines().filter(|l| !l.starts_with("ended")).collect();
+    assert!(!acknowledged.is_empty());
+    let lost: Vec<_> = acknowledged.iter().filter(|record| !found.contains(*record)).collect();
+    assert!(
+        lost.is_empty(),
+        "{} of {} acknowledged records are lost: {lost:?}",
+        lost.len(),
+        acknowledged.len()
+    );
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn two_nodes_write_one_directory_by_nfs() {
+    on_shared(|net| {
+        let (owner, one, two) = two_consumers(net)?;
+        one.run(format!("echo one >{DATA}/one && chown 1234:99 {DATA}/one && chmod 640 {DATA}/one && setfattr -n user.colour -v red {DATA}/one"))?;
+        two.run(format!("echo two >{DATA}/two && sync {DATA}/two"))?;
+        assert_eq!(one.run(format!("cat {DATA}/two"))?, "two");
+        assert_eq!(two.run(format!("cat {DATA}/one; stat -c '%u %g %a' {DATA}/one"))?, "one\n1234 99 640");
+        assert_eq!(two.run(format!("getfattr --only-values -n user.colour {DATA}/one"))?, "red");
+        assert_eq!(owner.run(format!("stat -c %u {POOL}/v-0/data/two"))?, "0", "root is not squashed");
+
+        // A lock of one node keeps the other out, until it is gone.
+        one.run(format!("touch {DATA}/lock"))?;
+        let mut holder =
+            one.start_command(format!("inside nfs hold {DATA}/lock"), Duration::from_secs(120))?;
+        assert!(holder.says("held", SOON)?);
+        assert_eq!(two.run(format!("inside nfs try-lock {DATA}/lock"))?, "taken");
+        holder.kill();
+        two.eventually(SOON, format!("test $(inside nfs try-lock {DATA}/lock) = free"))?;
+
+        // What one node has open, it keeps through a rename and an unlink of its own, and a rename of the other.
+        let kept = one.run(format!(
+            "exec 3<>{DATA}/open; echo first >&3; mv {DATA}/open {DATA}/moved; rm {DATA}/moved; echo second >&3; cat /proc/self/fd/3"
+        ))?;
+        assert_eq!(kept, "first\nsecond");
+        let mut reader = one.start_command(
+            format!("echo whole >{DATA}/theirs; exec 3<{DATA}/theirs; echo open; sleep 5; cat <&3"),
+            SOON,
+        )?;
+        assert!(reader.says("open", SOON)?);
+        two.run(format!("mv {DATA}/theirs {DATA}/renamed"))?;
+        assert_eq!(reader.wait()?.text(), "open\nwhole");
+        leave(owner, &[one, two])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn who_is_not_allowed_by_nfs_is_refused_and_a_fence_of_one_keeps_the_other() {
+    on_shared(|net| {
+        let (owner, one, two) = (net.machine("a"), net.machine("b"), net.machine("c"));
+        serve(owner)?;
+        allow(owner, one)?;
+        attach(one, owner)?;
+        let refused = two.attempt(SOON, format!("inside nfs attach v-0@1 {}", owner.address()))?;
+        assert!(refused.errors().contains("REFUSED"), "{refused}");
+        assert_eq!(
+            two.run("ls /run/union-csi/attached 2>/dev/null || true; grep -c nfs4 /proc/mounts || true")?,
+            "0"
+        );
+        allow(owner, two)?;
+        attach(two, owner)?;
+
+        let mut first =
+            one.start_command(format!("inside nfs append {DATA}/first"), Duration::from_secs(120))?;
+        let mut second =
+            two.start_command(format!("inside nfs append {DATA}/second"), Duration::from_secs(120))?;
+        assert!(first.says("00000010", SOON)? && second.says("00000010", SOON)?);
+        let lock = two.start_command(format!("inside nfs hold {DATA}/lock"), Duration::from_secs(120))?;
+        let mut lock = lock;
+        assert!(lock.says("held", SOON)?);
+
+        fence(owner, one)?;
+        let size = owner.run(format!("stat -c %s {POOL}/v-0/data/first"))?;
+        let fenced = first.wait()?;
+        assert!(fenced.text().ends_with(&format!("ended by {ESTALE}")), "{fenced}");
+        assert_eq!(owner.run(format!("sleep 2; stat -c %s {POOL}/v-0/data/first"))?, size);
+        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/first"))?, &fenced.text());
+        assert_eq!(owner.run("inside nfs exports")?, format!("v-0@1 {}", two.address()));
+
+        // The other one goes on, with its lock.
+        let so_far = second.output_so_far().lines().count();
+        assert!(second.says(&format!("{:08}", so_far + 10), SOON)?);
+        assert_eq!(one.run("inside nfs attachments")?, "v-0@1 Dead");
+        one.run("inside nfs force-detach v-0@1")?;
+        allow(owner, one)?;
+        attach(one, owner)?;
+        assert_eq!(one.run(format!("inside nfs try-lock {DATA}/lock"))?, "taken");
+        second.kill();
+        lock.kill();
+        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/second"))?, &second.output_so_far());
+        leave(owner, &[one, two])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn a_writer_waits_for_an_nfs_owner_that_lost_power_and_goes_on() {
+    on_shared(|net| {
+        let (owner, one, two) = two_consumers(net)?;
+        let mut writer =
+            one.start_command(format!("inside nfs append {DATA}/log"), Duration::from_secs(300))?;
+        let mut lock = two.start_command(format!("inside nfs hold {DATA}/lock"), Duration::from_secs(300))?;
+        assert!(writer.says("00000030", SOON)? && lock.says("held", SOON)?);
+        owner.pull_plug();
+        one.eventually(SOON, "test \"$(inside nfs attachments)\" = 'v-0@1 Connecting'")?;
+        owner.start()?;
+        owner.run(format!("mkdir -p {POOL} && mount /disk/data {POOL}"))?;
+        assert_eq!(owner.run("inside nfs exports")?, "", "a restart empties the kernel");
+        // One is allowed late: it waits meanwhile.
+        export(owner)?;
+        allow(owner, two)?;
+        let before = writer.output_so_far().lines().count();
+        assert!(!writer.has_ended());
+        allow(owner, one)?;
+        assert!(
+            writer.says(&format!("{:08}", before + 20), Duration::from_secs(60))?,
+            "{}",
+            writer.output_so_far()
+        );
+        writer.kill();
+        let told = writer.output_so_far();
+        assert!(!told.contains("ended"), "{told}");
+        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &told);
+        assert_eq!(one.run("inside nfs attachments")?, "v-0@1 Live");
+        // The lock was claimed again.
+        let taken = format!("test $(inside nfs try-lock {DATA}/lock) = taken");
+        one.eventually(SOON, taken)?;
+        lock.kill();
+        leave(owner, &[one, two])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn an_nfs_attachment_of_an_owner_that_is_gone_is_taken_away_without_waiting() {
+    on_shared(|net| {
+        let (owner, one) = (net.machine("a"), net.machine("b"));
+        serve(owner)?;
+        allow(owner, one)?;
+        attach(one, owner)?;
+        let mut writer =
+            one.start_command(format!("inside nfs append {DATA}/log"), Duration::from_secs(200))?;
+        assert!(writer.says("00000010", SOON)?);
+        net.cut("a", "b");
+        one.eventually(SOON, "test \"$(inside nfs attachments)\" = 'v-0@1 Connecting'")?;
+        let detach = one.attempt(Duration::from_secs(5), "inside nfs detach v-0@1")?;
+        assert!(!detach.success(), "it is in use");
+        one.run_within(SOON, "inside nfs force-detach v-0@1 && ! grep -q nfs4 /proc/self/mountinfo")?;
+        let ended = writer.wait()?;
+        assert!(ended.text().lines().last().is_some_and(|l| l.starts_with("ended by")), "{ended}");
+        assert!(ended.stuck.is_empty(), "{ended}");
+
+        // Fenced while it could not be reached, it changes nothing when it is back.
+        fence(owner, one)?;
+        let size = owner.run(format!("stat -c %s {POOL}/v-0/data/log"))?;
+        net.heal("a", "b");
+        assert_eq!(owner.run(format!("sleep 10; stat -c %s {POOL}/v-0/data/log"))?, size);
+        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &ended.text());
+        leave(owner, &[])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn a_consumer_fenced_by_nfs_while_it_was_cut_off_never_writes_again() {
+    on_shared(|net| {
+        let (owner, one, two) = two_consumers(net)?;
+        let mut writer =
+            one.start_command(format!("inside nfs append {DATA}/log"), Duration::from_secs(200))?;
+        let mut lock = one.start_command(format!("inside nfs hold {DATA}/lock"), Duration::from_secs(200))?;
+        assert!(writer.says("00000010", SOON)? && lock.says("held", SOON)?);
+        net.isolate("b");
+        fence(owner, one)?;
+        let size = owner.run(format!("stat -c %s {POOL}/v-0/data/log"))?;
+        // Its lock went with it.
+        assert_eq!(two.run(format!("inside nfs try-lock {DATA}/lock"))?, "free");
+        net.heal_all();
+        let ended = writer.wait()?;
+        assert!(ended.text().lines().last().is_some_and(|l| l.starts_with("ended by")), "{ended}");
+        assert_eq!(owner.run(format!("stat -c %s {POOL}/v-0/data/log"))?, size);
+        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &ended.text());
+        lock.kill();
+        one.run("inside nfs force-detach v-0@1")?;
+        leave(owner, &[two])
+    });
+}
