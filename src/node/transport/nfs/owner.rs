@@ -119,8 +119,15 @@ impl NfsOwner {
         Ok(())
     }
 
-    /// Makes the server run, as ours.
-    fn ensure_serving(&self) -> Result<(), TransportError> {
+    /// Makes the server run, as ours, with a place for its mount points; tells one that had been stopped what it served.
+    fn ensure_ready(&self) -> Result<(), TransportError> {
+        let started = self.ensure_serving()?;
+        self.ensure_root()?;
+        if started { self.renew(&BTreeSet::new()) } else { Ok(()) }
+    }
+
+    /// Makes the server run, as ours; true where it did not before.
+    fn ensure_serving(&self) -> Result<bool, TransportError> {
         let unable = |reason: String| TransportError::Unable { action: "export by NFS", reason };
         self.host.nfs_server_ready(&self.roots).map_err(|error| {
             if error.is_lacking() {
@@ -147,11 +154,15 @@ impl NfsOwner {
                      (nfs-server.service), or use image branches here",
                     recovery.display()
                 ))),
-                _ => Ok(()),
+                _ => Ok(false),
             };
         }
+        // Peers that only a server before this one knew would wait for it to tell them of their root.
+        let forget = "make the NFS server forget who it knew";
+        self.host.nfs_cache_flush(&self.roots, Cache::Addresses).map_err(kernel(forget))?;
         let start = format!("start the NFS server at {}", self.serving.address);
-        self.host.nfs_server_start(&self.roots, &self.serving).map_err(kernel(start))
+        self.host.nfs_server_start(&self.roots, &self.serving).map_err(kernel(start))?;
+        Ok(true)
     }
 
     /// Makes the tmpfs that holds the mount points.
@@ -399,8 +410,7 @@ impl Owner for NfsOwner {
                 self.end(&other)?;
             }
         }
-        self.ensure_serving()?;
-        self.ensure_root()?;
+        self.ensure_ready()?;
         self.write_identity(directory, id)?;
         self.ensure_bound(directory, &self.export_point(id))?;
         Ok(self.endpoint(id))
@@ -427,7 +437,7 @@ impl Owner for NfsOwner {
                 None => TransportError::Absent { branch: id.branch.clone(), what: "exported" },
             });
         }
-        self.ensure_serving()?;
+        self.ensure_ready()?;
         self.forget(|p, e| p == peer && e == id)?;
         self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id))?;
         self.admit(peer)?;
