@@ -9,6 +9,7 @@ mod agent;
 mod nfs;
 #[path = "../protocol.rs"]
 mod protocol;
+mod transport;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use std::process::ExitCode;
 type Area = fn(&[String]) -> Result<(), Box<dyn Error>>;
 
 /// Every area, by its name.
-const AREAS: &[(&str, Area)] = &[("agent", agent::run), ("nfs", nfs::run)];
+const AREAS: &[(&str, Area)] = &[("agent", agent::run), ("nfs", nfs::run), ("transport", transport::run)];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -3,3 +3,5 @@
 mod bare_nvme;
 mod network;
 mod nfs;
+mod nvme;
+mod transport;

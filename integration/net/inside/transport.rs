@@ -1,0 +1,171 @@
+//! Both ends of every transport, one call of the contract for each run: `inside transport KIND ACTION [NAME=VALUE...]`.
+//!
+//! Answers are JSON; a refusal is an answer too: `{"error": "Held", "text": "…"}`. Each run is a process of its own, as an
+//! agent that was restarted is: what it knows, it read from the kernel.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use union_csi::domain::NodeName;
+use union_csi::node::transport::nvme_tcp::{self, DEFAULT_PORT, HostIdentity, NvmeConsumer, NvmeOwner};
+use union_csi::node::transport::{
+    Ability, Attached, Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Secret, Source,
+    TransportError,
+};
+use union_csi::platform::Host;
+use union_csi::platform::nvme::Nvme;
+
+type Answer = Result<Value, Box<dyn Error>>;
+
+/// What stands behind `NAME=`.
+struct Given(BTreeMap<String, String>);
+
+impl Given {
+    fn parse(arguments: &[String]) -> Self {
+        Self(arguments.iter().filter_map(|a| a.split_once('=')).map(|(k, v)| (k.into(), v.into())).collect())
+    }
+
+    fn maybe(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    fn text(&self, name: &str) -> Result<&str, Box<dyn Error>> {
+        self.maybe(name).ok_or_else(|| format!("{name}= is missing").into())
+    }
+
+    fn id(&self) -> Result<ExportId, Box<dyn Error>> {
+        let generation = Generation(self.text("generation")?.parse()?);
+        Ok(ExportId { branch: self.text("branch")?.parse()?, generation })
+    }
+
+    fn peer(&self) -> Result<Peer, Box<dyn Error>> {
+        let node: NodeName = "peer".parse()?;
+        Ok(Peer { node, identity: self.text("peer")?.to_owned() })
+    }
+
+    fn secret(&self) -> Option<Secret> {
+        self.maybe("secret").map(|s| Secret(s.to_owned()))
+    }
+
+    fn endpoint(&self) -> Result<Endpoint, Box<dyn Error>> {
+        Ok(Endpoint { address: self.text("address")?.parse()?, name: self.text("name")?.to_owned() })
+    }
+
+    fn patience(&self) -> Result<Patience, Box<dyn Error>> {
+        Ok(match self.maybe("patience") {
+            None | Some("wait") => Patience::Wait,
+            Some(seconds) => Patience::GiveUpAfter(Duration::from_secs(seconds.parse()?)),
+        })
+    }
+}
+
+/// Runs one action.
+pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let [kind, action, given @ ..] = arguments else { return Err("inside transport KIND ACTION".into()) };
+    let given = Given::parse(given);
+    let answer = match kind.as_str() {
+        "nvme" => nvme(action, &given),
+        other => Err(format!("there is no transport {other}").into()),
+    };
+    let answer = match answer {
+        Err(error) => match error.downcast::<TransportError>() {
+            Ok(refused) => refusal(&refused),
+            Err(error) => return Err(error),
+        },
+        Ok(answer) => answer,
+    };
+    println!("{answer}");
+    Ok(())
+}
+
+fn nvme(action: &str, given: &Given) -> Answer {
+    let host = Host::new();
+    let nvme = Nvme::new(&host)?;
+    match action {
+        "probe" => {
+            let abilities = nvme_tcp::probe(&nvme);
+            let word = |ability: &Ability| match ability {
+                Ability::Able { how } => json!({ "able": how }),
+                Ability::Unable { reason } => json!({ "unable": reason }),
+            };
+            return Ok(json!({
+                "owner": word(&abilities.owner),
+                "consumer": word(&abilities.consumer),
+                "authentication": word(&abilities.authentication),
+            }));
+        }
+        "key" => return Ok(json!({ "key": nvme_tcp::secret::generate().0 })),
+        _ => {}
+    }
+    let address: IpAddr = given.text("at")?.parse()?;
+    let port = given.maybe("port").map_or(Ok(DEFAULT_PORT), str::parse)?;
+    let write_through = given.maybe("write-through") != Some("no");
+    let owner = NvmeOwner::new(&host, nvme.clone(), vec![SocketAddr::new(address, port)], write_through);
+    let node = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().parse()?;
+    let machine = std::fs::read_to_string("/etc/machine-id")?;
+    let consumer = NvmeConsumer::new(&host, nvme, HostIdentity::of(&node, &machine));
+    let source = |path: &str| Source::Image(path.into());
+    call(&owner, &consumer, source, action, given)
+}
+
+/// One call of the contract, whatever the transport.
+fn call(
+    owner: &dyn Owner,
+    consumer: &dyn Consumer,
+    source: impl Fn(&str) -> Source,
+    action: &str,
+    given: &Given,
+) -> Answer {
+    Ok(match action {
+        "export" => endpoint(&owner.export(&given.id()?, &source(given.text("source")?))?),
+        "allow" => json!(owner.allow(&given.id()?, &given.peer()?, given.secret().as_ref())?),
+        "fence" => json!(owner.fence(&given.id()?, &given.peer()?)?),
+        "unexport" => json!(owner.unexport(&given.text("branch")?.parse()?)?),
+        "grown" => json!(owner.grown(&given.id()?)?.get()),
+        "exports" => owner
+            .exports()?
+            .iter()
+            .map(|e| {
+                json!({
+                    "branch": e.id.branch.as_str(),
+                    "generation": e.id.generation.0,
+                    "endpoint": e.endpoint.as_ref().map(endpoint),
+                    "allowed": e.allowed,
+                })
+            })
+            .collect(),
+        "identity" => json!(consumer.identity()?),
+        "attach" => {
+            let (id, endpoint) = (given.id()?, given.endpoint()?);
+            attached(&consumer.attach(&id, &endpoint, given.secret().as_ref(), given.patience()?)?)
+        }
+        "patience" => json!(consumer.set_patience(&given.id()?, given.patience()?)?),
+        "detach" => json!(consumer.detach(&given.id()?)?),
+        "force-detach" => json!(consumer.force_detach(&given.id()?)?),
+        "attachments" => consumer.attachments()?.iter().map(attached).collect(),
+        other => return Err(format!("there is no action {other}").into()),
+    })
+}
+
+fn endpoint(endpoint: &Endpoint) -> Value {
+    json!({ "address": endpoint.address.to_string(), "name": endpoint.name })
+}
+
+fn attached(attached: &Attached) -> Value {
+    json!({
+        "branch": attached.id.branch.as_str(),
+        "generation": attached.id.generation.0,
+        "endpoint": attached.endpoint.as_ref().map(endpoint),
+        "at": attached.at,
+        "link": format!("{:?}", attached.link),
+    })
+}
+
+fn refusal(error: &TransportError) -> Value {
+    let all = format!("{error:?}");
+    let variant: String = all.chars().take_while(|c| c.is_alphanumeric()).collect();
+    json!({ "error": variant, "text": error.to_string() })
+}
