@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
@@ -77,8 +78,7 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         },
         Ok(answer) => answer,
     };
-    println!("{answer}");
-    Ok(())
+    Ok(writeln!(std::io::stdout(), "{answer}")?)
 }
 
 fn nvme(action: &str, given: &Given) -> Answer {

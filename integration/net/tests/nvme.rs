@@ -108,8 +108,7 @@ fn nvme_nothing_is_left_in_the_kernel_and_the_image_is_written_through() {
             .machine
             .run(format!("cat /sys/block/{}/queue/max_sectors_kb", device.trim_start_matches("/dev/")))?;
         assert!(limit.trim().parse::<u32>().is_ok_and(|kib| kib <= 1024), "{limit}");
-        let busy = consumer.machine.run(format!("mkfs.ext4 -q {device}; mount {device} /mnt"));
-        busy?;
+        consumer.machine.run(format!("mkfs.ext4 -q {device}; mkdir -p /mnt; mount {device} /mnt"))?;
         consumer.refused(&format!("detach {}", id(0)), "InUse")?;
         consumer.machine.run("umount /mnt")?;
 
@@ -315,16 +314,26 @@ fn nvme_an_export_that_cannot_be_says_why() {
     on_shared(|net| {
         let owner = end(net, "a");
         make(owner.machine)?;
-        owner
-            .machine
-            .run("nohup busybox nc -lk -p 4420 -e true >/dev/null 2>&1 </dev/null & echo $! >/tmp/nc")?;
+        // An administrator's own export has the port.
+        owner.machine.run(
+            "cd /sys/kernel/config/nvmet
+             mkdir subsystems/nqn.2024-01.test:own ports/1
+             cd ports/1
+             echo tcp >addr_trtype; echo ipv4 >addr_adrfam; echo 10.77.0.1 >addr_traddr; echo 4420 >addr_trsvcid
+             ln -s /sys/kernel/config/nvmet/subsystems/nqn.2024-01.test:own subsystems/",
+        )?;
         let export = format!("export {} source={SOURCE}", id(0));
         let said = owner.refused(&export, "Unable")?;
         assert!(said.contains("4420") && said.contains("taken"), "{said}");
         let half: Value = owner.must("exports")?;
         assert_eq!(half[0]["endpoint"], Value::Null, "it is told as not reachable: {half}");
         owner.must(&format!("{export} port=4421"))?;
-        owner.machine.run("kill $(cat /tmp/nc)")?;
+        // What is not ours is as it was.
+        owner.machine.run(
+            "cd /sys/kernel/config/nvmet
+             rm ports/1/subsystems/nqn.2024-01.test:own
+             rmdir ports/1 subsystems/nqn.2024-01.test:own",
+        )?;
         owner.must(&format!("unexport branch={BRANCH}"))?;
 
         let said = owner.refused(&format!("export {} source=/mnt/none", id(0)), "Kernel")?;

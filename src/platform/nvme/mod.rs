@@ -9,6 +9,7 @@
 //! write that hangs costs one thread however often it is tried, see [`crate::platform`].
 
 pub mod initiator;
+mod ping;
 pub mod probe;
 pub mod target;
 

@@ -146,6 +146,16 @@ impl NvmeConsumer {
         Ok(())
     }
 
+    /// The kernel knows whether the owner of a live connection is there.
+    fn ensure_noticed(&self, controller: &Controller) -> Result<(), TransportError> {
+        if controller.state == ControllerState::Live
+            && !self.nvme.ping(&controller.name).map_err(kernel("ask an owner whether it is there"))?
+        {
+            tracing::debug!(controller = %controller.name, "the owner of a branch that is detached does not answer");
+        }
+        Ok(())
+    }
+
     /// A mount or another user has the device.
     fn in_use(&self, device: &NvmeDevice, live: bool) -> Result<bool, TransportError> {
         let mounts = self.host.mounts().map_err(kernel("read the mounts"))?;
@@ -304,6 +314,7 @@ impl Consumer for NvmeConsumer {
             }
         }
         for controller in &controllers {
+            self.ensure_noticed(controller)?;
             self.nvme.disconnect(&controller.name).map_err(kernel("detach a branch"))?;
         }
         let names: Vec<String> = controllers.into_iter().map(|c| c.name).collect();
@@ -315,6 +326,7 @@ impl Consumer for NvmeConsumer {
         for controller in self.controllers(&nqn)? {
             // Whatever the kernel is waiting for: no attempt after the present one.
             let _ = self.nvme.set_loss_timeout(&controller.name, 0);
+            self.ensure_noticed(&controller)?;
             let done = self.nvme.disconnect_within(&controller.name, FORCE_BOUND);
             if done.map_err(kernel("detach a branch by force"))? {
                 continue;
