@@ -339,7 +339,7 @@ fn nvme_an_export_that_cannot_be_says_why() {
         let said = owner.refused(&format!("export {} source=/mnt/none", id(0)), "Kernel")?;
         assert!(said.contains("/mnt/none"), "{said}");
         let said = owner.refused(&format!("{export} at=10.77.0.99"), "Unable")?;
-        assert!(said.contains("10.77.0.99 is not an address of this node"), "{said}");
+        assert!(said.contains("10.77.0.99:4420 is not an address of this node"), "{said}");
         owner.must(&format!("unexport branch={BRANCH}"))?;
         clear(owner.machine)
     });
