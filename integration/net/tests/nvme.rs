@@ -229,8 +229,9 @@ fn nvme_force_detach_returns_while_the_link_is_cut_and_so_does_giving_up() {
         net.heal("a", "b");
 
         // Given up during the outage, by the patience alone.
-        consumer.must(&attach)?;
-        let mut writer = consumer.machine.start_command(writers(&device), Duration::from_secs(600))?;
+        let again = consumer.must(&attach)?;
+        let device = again["at"].as_str().expect("a device");
+        let mut writer = consumer.machine.start_command(writers(device), Duration::from_secs(600))?;
         assert!(writer.says("written by 3", Duration::from_secs(60))?);
         net.cut("a", "b");
         consumer.until_link(0, Some("Connecting"), NOTICE)?;
@@ -383,7 +384,8 @@ fn nvme_keys_are_proven_where_the_kernel_can() {
             owner.must(&allow)?;
             let attach = format!("attach {} {}", id(0), at(&endpoint));
             consumer.refused(&attach, "Refused")?;
-            consumer.refused(&format!("{attach} secret={wrong}"), "Refused")?;
+            let said = consumer.refused(&format!("{attach} secret={wrong}"), "Unreachable")?;
+            assert!(said.contains("a key that is not the owner's"), "{said}");
             assert_eq!(consumer.must("attachments")?, json!([]));
             consumer.must(&format!("{attach} secret={right}"))?;
             consumer.must(&format!("detach {}", id(0)))?;

@@ -79,7 +79,7 @@ impl NvmeConsumer {
         match self.nvme.connect(&endpoint.name, &options) {
             Ok(name) => Ok(Some(name)),
             Err(error) if error.errno() == Some(Errno::ALREADY.raw_os_error()) => Ok(None),
-            Err(error) => Err(refusal(id, endpoint, error)),
+            Err(error) => Err(refusal(id, endpoint, secret.is_some(), error)),
         }
     }
 
@@ -212,12 +212,16 @@ fn loss_timeout(patience: Patience) -> i64 {
 }
 
 /// What the kernel means by not connecting.
-fn refusal(id: &ExportId, endpoint: &Endpoint, error: HostError) -> TransportError {
+fn refusal(id: &ExportId, endpoint: &Endpoint, keyed: bool, error: HostError) -> TransportError {
     let at = endpoint.address.to_string();
     let refused = |reason: &str| TransportError::Refused { endpoint: at.clone(), reason: reason.to_owned() };
     let unreachable = |reason: String| TransportError::Unreachable { endpoint: at.clone(), reason };
     let errno = match &error {
         HostError::Syscall { source, .. } => Errno::from_io_error(source),
+        // To an owner's kernel that finds the key wrong, this node's listens for a minute (6.12).
+        HostError::Timeout { .. } if keyed => {
+            return unreachable(format!("{error}; a key that is not the owner's looks the same"));
+        }
         HostError::Timeout { .. } => return unreachable(error.to_string()),
         _ => None,
     };

@@ -50,7 +50,12 @@ fn patience_is_counted_in_attempts() {
 fn each_errno_of_connecting_means_one_thing() {
     let meant = |errno: Errno| {
         let source = io::Error::from(errno);
-        refusal(&id(), &endpoint(), HostError::Syscall { call: "connect", subject: "x".into(), source })
+        refusal(
+            &id(),
+            &endpoint(),
+            false,
+            HostError::Syscall { call: "connect", subject: "x".into(), source },
+        )
     };
     for errno in [Errno::IO, Errno::NOKEY, Errno::KEYREJECTED] {
         assert!(matches!(meant(errno), TransportError::Refused { .. }), "{errno}");
@@ -64,7 +69,7 @@ fn each_errno_of_connecting_means_one_thing() {
         assert!(matches!(meant(errno), TransportError::Kernel { .. }), "{errno}");
     }
     let late = HostError::Timeout { action: "connecting", subject: "x".into(), seconds: 1 };
-    assert!(matches!(refusal(&id(), &endpoint(), late), TransportError::Unreachable { .. }));
+    assert!(matches!(refusal(&id(), &endpoint(), false, late), TransportError::Unreachable { .. }));
 }
 
 #[test]
