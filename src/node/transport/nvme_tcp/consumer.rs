@@ -218,7 +218,7 @@ fn refusal(id: &ExportId, endpoint: &Endpoint, keyed: bool, error: HostError) ->
     let unreachable = |reason: String| TransportError::Unreachable { endpoint: at.clone(), reason };
     let errno = match &error {
         HostError::Syscall { source, .. } => Errno::from_io_error(source),
-        // To an owner's kernel that finds the key wrong, this node's listens for a minute (6.12).
+        // Where the owner closes the connection before this kernel reads its refusal, it waits for a minute (6.12).
         HostError::Timeout { .. } if keyed => {
             return unreachable(format!("{error}; a key that is not the owner's looks the same"));
         }
