@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::Overrides;
 use super::fault::Origin;
-use super::read::{Reader, Section};
 use super::scalar::{self, Wrong, wrong};
+use super::section::{Reader, Section};
 use crate::domain::spelling;
 
 /// The kubelet's own default (`--root-dir`).

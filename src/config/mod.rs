@@ -10,6 +10,7 @@ mod kubernetes;
 mod read;
 mod render;
 mod scalar;
+mod section;
 mod yaml;
 
 use std::collections::BTreeMap;

@@ -79,7 +79,7 @@ pub const PERMISSIONS: &[Permission] = &[
         group: "union.io",
         resources: &["storagenodes"],
         names: &[],
-        verbs: &["get", "list", "watch", "create", "patch", "delete"],
+        verbs: &["get", "list", "watch", "create", "delete"],
         why: "Each node publishes its pools; `union-csi forget-node` deletes.",
     },
     Permission {

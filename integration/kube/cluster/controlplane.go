@@ -117,7 +117,9 @@ func controlPlane(o *options, program string) ([]*service, *authority, error) {
 		if err := os.WriteFile(policy, []byte(auditPolicy), 0o600); err != nil {
 			return nil, nil, err
 		}
-		apiserver = append(apiserver, "--audit-policy-file="+policy, "--audit-log-path="+filepath.Join(o.Dir, "log", "audit.log"))
+		apiserver = append(apiserver, "--audit-policy-file="+policy, "--audit-log-path="+filepath.Join(o.Dir, "log", "audit.log"),
+			// One file, in MiB: by default it is cut at 100.
+			"--audit-log-maxsize=100000")
 	}
 	kubeconfig := func(file string) []string {
 		path := filepath.Join(o.Dir, file+".kubeconfig")
