@@ -126,6 +126,14 @@ impl Order {
             })
         });
         let wanted = owned.wanted.filter(|wanted| wanted.epoch > known.access.epoch);
+        // Two orders of one epoch: the store was restored from a backup, and its leader came to an epoch that was carried out
+        // before. Neither is obeyed; the leader is told of a later epoch, and orders anew.
+        let twice = owned
+            .wanted
+            .filter(|wanted| wanted.epoch == known.access.epoch && wanted.consumer != known.access.consumer);
+        let nobody =
+            twice.and_then(|wanted| wanted.epoch.next()).map(|epoch| Access { consumer: None, epoch });
+        let wanted = wanted.or(nobody.as_ref());
         let new = wanted.is_some();
         let mut target = wanted.unwrap_or(&known.access).clone();
         if target == Access::default() {

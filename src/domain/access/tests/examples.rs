@@ -206,6 +206,17 @@ fn an_order_older_than_the_noted_one_is_not_obeyed() {
 }
 
 #[test]
+fn two_orders_of_one_epoch_are_both_refused_and_the_leader_is_told_of_a_later_one() {
+    let restored = Some(access(Some("a"), 3));
+    let mut owner = Owner::new(restored.clone(), Some(mark(access(None, 3), 6, "2", false)));
+    assert_eq!(owner.step(), [OwnerAction::Remember(mark(access(None, 4), 6, "2", false))]);
+    owner.mark = Some(mark(access(None, 4), 6, "2", false));
+    let told = ExportReport { boot_id: "2".to_owned(), ..report(None, 4, 6) };
+    assert_eq!(owner.step(), [OwnerAction::Report(told.clone())]);
+    assert_eq!(lead(&[("a", false)], restored, Some(told)), LeaderDecision::Revoke(access(None, 5)));
+}
+
+#[test]
 fn a_lost_mark_counts_as_a_crash_and_what_was_reported_as_done() {
     let has = access(Some("a"), 2);
     let mut owner = Owner::new(Some(has.clone()), None);
