@@ -2,7 +2,7 @@
 //!
 //! The server (nfsd(7)) is configured by files under `/proc/fs/nfsd`. Whom it serves what it asks through three caches
 //! under `/proc/net/rpc`, which are filled here beforehand ([`cache`]); what is not in them makes a client wait, not fail.
-//! The client is mounted by fsopen(2) and looked at before it is put anywhere. A few bytes of RPC, spoken here ([`rpc`]),
+//! The client is mounted by fsopen(2) and looked at before it is put anywhere. A few bytes of RPC, spoken here (`rpc`),
 //! tell a server that is silent from one that does not know this address, without a mount that could hang.
 
 pub mod cache;

@@ -255,7 +255,7 @@ impl Nvme {
     }
 
     /// Takes the lock of those who change the target on this machine (flock(2) on the tree's directory, which every agent
-    /// has, whatever its own directories are), waiting at most [`LOCK_BOUND`]. Held until the descriptor is closed.
+    /// has, whatever its own directories are), waiting at most `LOCK_BOUND`. Held until the descriptor is closed.
     ///
     /// # Errors
     /// The tree does not exist, or another writer keeps the lock.

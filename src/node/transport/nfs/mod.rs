@@ -8,7 +8,7 @@
 //!
 //! What the server does not know makes a client wait (Linux 5.6 and later): after a restart of the owner, clients wait until
 //! their branch is exported and allowed again, in whatever order that is done, and go on with what they had open. They send
-//! again what was not on the disk before. So an owner that went down does not need another [`Generation`](super::Generation);
+//! again what was not on the disk before. So an owner that went down does not need another [`Generation`];
 //! given one all the same, peers get errors (ESTALE) from what they had and attach anew.
 //!
 //! A peer is an address, and its kernel is trusted with what it may use: there is no proof of identity, and who is root there
