@@ -17,22 +17,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use crate::domain::access::Generation;
 use crate::domain::{BranchId, Bytes, NodeName};
-
-/// How often a branch was made reachable anew after something that a peer must notice. It is part of what the export is called
-/// on the network: a peer that attached an earlier generation cannot come back to a later one by itself.
-///
-/// It is raised after an owner went down without a clean stop of the export (completed writes may be lost), and before a peer
-/// that was fenced is allowed again when another was allowed in between: its kernel may still hold the old attachment, and what
-/// it remembers of the filesystem is not true any more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Generation(pub u64);
-
-impl fmt::Display for Generation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// What an export is of: a branch, and which of its generations.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
