@@ -239,8 +239,9 @@ fn while_the_api_server_is_away_pods_write_on_and_the_status_api_answers() {
     for node in nodes() {
         assert_eq!(restarts(&world.agent_on(&node)), 0, "no agent was restarted");
     }
-    // And everything works again.
+    // And everything works again, when Kubernetes' own programs have noticed: after a minute they try again every half minute,
+    // and scheduler, binder, attach controller and kubelet wait for each other.
     world.claim("after", "union", "32Mi");
     world.run(PodOf::new("after").with_claim("after"));
-    world.running("after");
+    world.within(5 * BOUND, "the pod that was made afterwards runs", || world.try_exec("after", "true").ok());
 }
