@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use union_csi::domain::policy::FsType;
 use union_csi::domain::pool::PoolState;
-use union_csi::node::executor::{Executor, NodeFacts};
+use union_csi::node::access::LocalUse;
+use union_csi::node::executor::{Executor, Exporting, NodeFacts};
+use union_csi::node::transport::Transports;
 use union_csi::platform::Host;
 use union_csi::store::local::LocalStore;
 use union_csi::store::object::{
@@ -28,6 +30,15 @@ pub struct Running {
     task: tokio::task::JoinHandle<()>,
 }
 
+/// Nothing here is used.
+struct Unused;
+
+impl LocalUse for Unused {
+    fn end(&self, _branch: &BranchSpec) -> Result<(), String> {
+        Ok(())
+    }
+}
+
 impl Running {
     pub fn start(scratch: &Scratch, store: &Arc<dyn Store>, disks: &[&Path]) -> Self {
         let node = node(scratch, &Host::new(), disks);
@@ -42,8 +53,15 @@ impl Running {
             ephemeral_dir: scratch.join("ephemeral"),
         };
         let name = "node-1".parse().expect("node");
-        let executor =
-            Arc::new(Executor::new(store.clone(), name, facts, node.pools, Arc::new(node.branches)));
+        let exporting = Exporting { transports: Arc::new(Transports::none()), uses: Arc::new(Unused) };
+        let executor = Arc::new(Executor::new(
+            store.clone(),
+            name,
+            facts,
+            node.pools,
+            Arc::new(node.branches),
+            exporting,
+        ));
         let shutdown = CancellationToken::new();
         let (worker, token) = (executor.clone(), shutdown.clone());
         let task = tokio::spawn(async move { worker.run(token).await });

@@ -12,9 +12,10 @@ use super::error::HostSnafu;
 use super::tasks::Tasks;
 use crate::config::Config;
 use crate::node::branch::Branches;
-use crate::node::executor::{ClusterLabels, Executor, NodeFacts};
+use crate::node::executor::{ClusterLabels, Executor, Exporting, NodeFacts};
 use crate::node::heal::Healer;
 use crate::node::pool::Pools;
+use crate::node::transport::Transports;
 use crate::node::union::Unions;
 use crate::node::volume::{VolumeSettings, Volumes};
 use crate::platform::Host;
@@ -25,6 +26,9 @@ pub(super) struct Node {
     pub(super) unions: Arc<Unions>,
     pub(super) volumes: Arc<Volumes>,
     pub(super) executor: Arc<Executor>,
+    /// What it can carry between itself and others.
+    #[allow(dead_code, reason = "the survey of the network fills it")]
+    pub(super) transports: Arc<Transports>,
 }
 
 impl Node {
@@ -39,6 +43,7 @@ impl Node {
             Pools::new(host.clone(), config.node.clone(), config.pools.clone(), config.state_dir.clone());
         let pools = Arc::new(pools.with_under(config.pools_under.clone()));
         let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
+        let transports = Arc::new(Transports::none());
         for lack in host.missing_devices() {
             tracing::warn!(%lack, "some volumes cannot be served here");
         }
@@ -62,16 +67,24 @@ impl Node {
             measure_interval: config.measure_interval,
             ephemeral_dir: ephemeral_dir(&config.state_dir),
         };
-        let executor =
-            Arc::new(Executor::new(store.clone(), config.node.clone(), facts, pools, branches.clone()));
         // Ephemeral volumes and the like are staged in the state directory.
         let mut allowed_targets = config.target_roots();
         allowed_targets.push(ephemeral_dir(&config.state_dir));
         let settings = VolumeSettings { state_dir: config.state_dir.clone(), allowed_targets };
-        let volumes =
-            Volumes::new(host.clone(), store, config.node.clone(), branches, unions.clone(), settings)
-                .context(HostSnafu { action: "read this boot's id" })?;
-        Ok(Self { unions, volumes: Arc::new(volumes), executor })
+        let node = config.node.clone();
+        let volumes = Volumes::new(
+            host.clone(),
+            store.clone(),
+            node.clone(),
+            branches.clone(),
+            unions.clone(),
+            transports.clone(),
+            settings,
+        );
+        let volumes = Arc::new(volumes.context(HostSnafu { action: "read this boot's id" })?);
+        let exporting = Exporting { transports: transports.clone(), uses: volumes.clone() };
+        let executor = Arc::new(Executor::new(store, node, facts, pools, branches, exporting));
+        Ok(Self { unions, volumes, executor, transports })
     }
 
     /// Takes over the volumes that an earlier agent left mounted.

@@ -2,6 +2,7 @@
 //!
 //! - [`pool`]: what the configured pools are and have.
 //! - [`transport`]: reaching a branch from another node: exporting it to one consumer, attaching it there.
+//! - [`access`]: who may use a branch of this node: carrying out the orders of its object.
 //! - [`branch`]: branches on disk: making, finding, attaching, removing.
 //! - [`executor`]: brings this node's branches to what the store wants, and tells the store what is.
 //! - [`union`]: joins attached branches: bind, overlayfs, or a supervised MergerFS process.
@@ -10,6 +11,7 @@
 //!
 //! Mount state is read from the kernel each time, never from memory.
 
+pub mod access;
 pub mod branch;
 pub mod executor;
 pub mod heal;

@@ -18,6 +18,7 @@ use union_csi::domain::{BranchId, Bytes, VolumeId};
 use union_csi::node::branch::Branches;
 use union_csi::node::heal::Healer;
 use union_csi::node::pool::{PoolSettings, Pools};
+use union_csi::node::transport::Transports;
 use union_csi::node::union::{MergerfsSettings, Unions};
 use union_csi::node::volume::{
     Access, PublishRequest, StageRequest, VolumeError, VolumeSettings, VolumeSnapshot, Volumes,
@@ -421,8 +422,10 @@ pub(super) fn agent(
     let unions = Arc::new(Unions::probe(host, &mergerfs, state));
     let settings = VolumeSettings { state_dir: state.to_owned(), allowed_targets: vec![mnt.to_owned()] };
     let store: Arc<dyn Store> = store.clone();
+    let transports = Arc::new(Transports::none());
     let volumes =
-        Volumes::new(host.clone(), store, node, branches.clone(), unions.clone(), settings).expect("volumes");
+        Volumes::new(host.clone(), store, node, branches.clone(), unions.clone(), transports, settings)
+            .expect("volumes");
     (volumes, branches, unions)
 }
 

@@ -25,8 +25,10 @@ use tracing::{error, info, warn};
 
 use crate::domain::pool::{PoolReport, PoolState};
 use crate::domain::{NodeName, PoolName};
+use crate::node::access::LocalUse;
 use crate::node::branch::Branches;
 use crate::node::pool::Pools;
+use crate::node::transport::Transports;
 use crate::store::object::{Branch, Object};
 use crate::store::{Event, Selector, Store};
 
@@ -72,6 +74,15 @@ pub struct NodeFacts {
     pub ephemeral_dir: PathBuf,
 }
 
+/// How branches of this node reach other nodes.
+#[derive(Clone)]
+pub struct Exporting {
+    /// What this node can carry.
+    pub transports: Arc<Transports>,
+    /// What its own volumes do with its branches.
+    pub uses: Arc<dyn LocalUse>,
+}
+
 /// Works for one node.
 pub struct Executor {
     store: Arc<dyn Store>,
@@ -79,6 +90,8 @@ pub struct Executor {
     facts: NodeFacts,
     pools: Arc<Pools>,
     branches: Arc<Branches>,
+    #[allow(dead_code, reason = "the owner's part uses it")]
+    exporting: Exporting,
     latest: watch::Sender<Arc<Vec<PoolReport>>>,
     fresh: Arc<Fresh>,
     published: watch::Sender<bool>,
@@ -110,11 +123,12 @@ impl Executor {
         facts: NodeFacts,
         pools: Arc<Pools>,
         branches: Arc<Branches>,
+        exporting: Exporting,
     ) -> Self {
         let latest = watch::Sender::new(Arc::new(Vec::new()));
         let published = watch::Sender::new(false);
         let (fresh, strays) = (Arc::new(Fresh::new()), watch::Sender::new(None));
-        Self { store, node, facts, pools, branches, latest, fresh, published, strays }
+        Self { store, node, facts, pools, branches, exporting, latest, fresh, published, strays }
     }
 
     /// The pools as last measured; empty before the first measurement.

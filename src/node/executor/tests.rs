@@ -108,7 +108,11 @@ async fn nothing_is_taken_for_nobodys_before_all_objects_were_heard_of() {
         ephemeral_dir: directory.path().to_owned(),
     };
     let branches = Arc::new(Branches::new(host, pools.clone()));
-    let executor = Executor::new(Arc::new(store), node, facts, pools, branches);
+    let exporting = Exporting {
+        transports: Arc::new(crate::node::transport::Transports::none()),
+        uses: Arc::new(Unused),
+    };
+    let executor = Executor::new(Arc::new(store), node, facts, pools, branches, exporting);
     let mut state = State::default();
     let mut inline = branch(0, BranchPhase::Bound);
     inline.meta.labels.insert(crate::store::object::LABEL_EPHEMERAL.to_owned(), "true".to_owned());
@@ -119,4 +123,13 @@ async fn nothing_is_taken_for_nobodys_before_all_objects_were_heard_of() {
     executor.look_for_strays(&mut state).await;
     let found = executor.strays.borrow().clone().unwrap();
     assert_eq!(found.abandoned, ["v".parse().unwrap()]);
+}
+
+/// Nothing here is used.
+struct Unused;
+
+impl LocalUse for Unused {
+    fn end(&self, _branch: &crate::store::object::BranchSpec) -> Result<(), String> {
+        Ok(())
+    }
 }

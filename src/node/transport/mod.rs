@@ -11,12 +11,14 @@
 
 pub mod nfs;
 pub mod nvme_tcp;
+mod set;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use self::set::{Carried, Ends, Transports};
 pub use crate::domain::access::Generation;
 use crate::domain::{BranchId, Bytes, NodeName};
 

@@ -50,11 +50,14 @@ pub use self::types::{
     Access, AttachedBranch, Health, PublishRequest, StageRequest, Usage, VolumeSnapshot, VolumeStats,
 };
 use crate::domain::{NodeName, VolumeId};
+use crate::node::access::LocalUse;
 use crate::node::branch::Branches;
+use crate::node::transport::Transports;
 use crate::node::union::Unions;
 use crate::platform::fserror::FsErrors;
 use crate::platform::process::ProcessId;
 use crate::platform::{Host, HostError};
+use crate::store::object::BranchSpec;
 use crate::store::{Selector, Store};
 
 /// The directory of a branch that holds the user's files; what a workload gets is a bind of it, never of the root of a
@@ -97,6 +100,8 @@ struct Core {
     node: NodeName,
     branches: Arc<Branches>,
     unions: Arc<Unions>,
+    #[allow(dead_code, reason = "the consumer's part uses it")]
+    transports: Arc<Transports>,
     state_dir: PathBuf,
     records: Records,
     places: Places,
@@ -120,6 +125,7 @@ impl Volumes {
         node: NodeName,
         branches: Arc<Branches>,
         unions: Arc<Unions>,
+        transports: Arc<Transports>,
         settings: VolumeSettings,
     ) -> Result<Self, HostError> {
         let records = Records::new(host.clone(), &settings.state_dir);
@@ -137,6 +143,7 @@ impl Volumes {
             node,
             branches,
             unions,
+            transports,
             records,
             boot_id,
         };
@@ -311,6 +318,16 @@ impl Volumes {
             work(&core, &slot)
         })
         .await
+    }
+}
+
+impl LocalUse for Volumes {
+    fn end(&self, branch: &BranchSpec) -> Result<(), String> {
+        match self.core.records.load(&branch.volume) {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(format!("volume {} is staged on this node", branch.volume)),
+            Err(error) => Err(error.to_string()),
+        }
     }
 }
 
