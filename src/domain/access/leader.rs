@@ -138,12 +138,8 @@ pub fn leader_step(led: &Led<'_>) -> LeaderDecision {
         (Some(_), _) => revoke,
         (None, None) if current.epoch == Epoch::default() || reported == current => LeaderDecision::Settled,
         (None, Some(wants)) if current.epoch == Epoch::default() => {
-            if wants == led.owner {
-                // Nobody but the owner can have used it.
-                LeaderDecision::Grant(Access { consumer: Some(wants.clone()), epoch: next })
-            } else {
-                revoke
-            }
+            // Nobody but the owner can have used it, and the owner needs no order to go on.
+            if wants == led.owner { LeaderDecision::Settled } else { revoke }
         }
         (None, Some(wants)) if reported == current => {
             LeaderDecision::Grant(Access { consumer: Some(wants.clone()), epoch: next })

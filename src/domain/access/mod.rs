@@ -14,13 +14,15 @@
 //!   attachment and may try to come back with writes of its time; it asks for a name that will never exist again, also when
 //!   the same node is granted the branch later.
 //! - An owner that went down without a clean stop may have lost completed writes. Its next export has another generation,
-//!   so that the peer notices, fails what it has mounted, and attaches anew.
+//!   so that the peer notices, fails what it has mounted, and attaches anew. Where nothing that was completed can be lost
+//!   (an image that is written through; NFS, whose clients send again what was not committed), the generation stays, and
+//!   peers that waited go on by themselves.
 //! - The owner acts on the newest order it ever saw. It keeps that, the generation and the boot they belong to beside the
 //!   branch ([`Mark`]), on disk before the first action that depends on it, so that an old object, a store that was
 //!   restored from a backup or a second leader cannot take it back.
 //!
-//! A branch whose spec names no access at all was never governed by this: its own node uses it, as before there were
-//! transports, and goes on when the first grant names that node.
+//! A branch whose spec names no access at all was never governed by this: its own node uses it, and no order is written for
+//! as long as only that node wants it. The first that is wanted elsewhere is revoked first: its owner ends its own use.
 
 mod consumer;
 mod leader;
@@ -135,6 +137,10 @@ pub struct Mark {
     /// The export was stopped and everything that was completed is on disk: the next boot may go on with the generation.
     #[serde(default)]
     pub clean: bool,
+    /// What is completed on the export survives a crash of this node, by [`Owned::durable`] of when this was written: the next
+    /// boot may go on with the generation, however this one ends.
+    #[serde(default)]
+    pub durable: bool,
 }
 
 impl Mark {

@@ -43,6 +43,10 @@ pub struct Owned<'a> {
     pub mark: Option<&'a Mark>,
     /// This boot.
     pub boot_id: &'a str,
+    /// What is completed on the export survives a crash of this node: the branch is written through, or its clients send again
+    /// what was not committed. It is what holds of the branch as it lies on the disk, not what is configured; it may become
+    /// true at any time, after all that was completed until then was flushed, and false only while there is no export.
+    pub durable: bool,
     /// The export in the kernel.
     pub export: Option<&'a Exported>,
     /// Whether this node has the branch attached for a volume of its own.
@@ -143,7 +147,8 @@ impl Order {
             target.consumer = None;
         }
         let restarted = known.boot_id != owned.boot_id || known.clean;
-        let unclean = known.boot_id != owned.boot_id && !known.clean;
+        // That it is durable now says nothing about the boot that crashed.
+        let unclean = known.boot_id != owned.boot_id && !known.clean && !(known.durable && owned.durable);
         Some(Self { target, known, new, unclean, restarted })
     }
 
@@ -179,7 +184,7 @@ impl Order {
             return actions;
         }
         let mut actions = Vec::new();
-        if self.restarted || known.peer.as_ref() != identity {
+        if self.restarted || known.peer.as_ref() != identity || known.durable != owned.durable {
             actions.push(OwnerAction::Remember(self.mark(owned, known.generation, identity)));
         }
         if exported != known.generation {
@@ -198,6 +203,7 @@ impl Order {
             peer: peer.cloned(),
             boot_id: owned.boot_id.to_owned(),
             clean: false,
+            durable: owned.durable,
         }
     }
 

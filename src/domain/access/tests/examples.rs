@@ -61,9 +61,22 @@ fn a_move_is_a_revocation_then_the_owners_report_then_a_grant() {
 }
 
 #[test]
-fn the_owner_node_is_granted_its_own_branch_at_once_where_nobody_else_ever_was() {
-    assert_eq!(lead(&[("o", false)], None, None), LeaderDecision::Grant(access(Some("o"), 1)));
+fn a_branch_that_only_its_own_node_ever_wanted_costs_no_order() {
+    assert_eq!(lead(&[("o", false)], None, None), LeaderDecision::Settled);
+    assert_eq!(lead(&[("o", false), ("a", false)], None, None), LeaderDecision::Settled);
     assert_eq!(lead(&[], None, None), LeaderDecision::Settled);
+}
+
+#[test]
+fn a_branch_that_was_once_wanted_elsewhere_comes_home_by_orders() {
+    let home = [("o", false)];
+    let fenced = Some(report(None, 3, 1));
+    assert_eq!(
+        lead(&home, Some(access(None, 3)), fenced.clone()),
+        LeaderDecision::Grant(access(Some("o"), 4))
+    );
+    assert_eq!(lead(&home, None, fenced), LeaderDecision::Revoke(access(None, 4)), "the spec was lost");
+    assert!(matches!(lead(&home, Some(access(None, 1)), None), LeaderDecision::Wait(Waiting::Fenced { .. })));
 }
 
 #[test]
@@ -113,6 +126,7 @@ struct Owner {
     wanted: Option<Access>,
     deleting: bool,
     mark: Option<Mark>,
+    durable: bool,
     export: Option<Exported>,
     here: bool,
     known: Vec<(&'static str, &'static str)>,
@@ -122,7 +136,16 @@ struct Owner {
 impl Owner {
     fn new(wanted: Option<Access>, mark: Option<Mark>) -> Self {
         let known = vec![("a", "nqn-a"), ("b", "nqn-b")];
-        Self { wanted, deleting: false, mark, export: None, here: false, known, reported: None }
+        Self {
+            wanted,
+            deleting: false,
+            mark,
+            durable: false,
+            export: None,
+            here: false,
+            known,
+            reported: None,
+        }
     }
 
     fn step(&self) -> Vec<OwnerAction> {
@@ -134,6 +157,7 @@ impl Owner {
             deleting: self.deleting,
             mark: self.mark.as_ref(),
             boot_id: "2",
+            durable: self.durable,
             export: self.export.as_ref(),
             here: self.here,
             identities: &identities,
@@ -144,7 +168,8 @@ impl Owner {
 
 fn mark(access: Access, generation: u64, boot_id: &str, clean: bool) -> Mark {
     let peer = access.consumer.as_ref().map(|consumer| format!("nqn-{consumer}"));
-    Mark { generation: Generation(generation), access, peer, boot_id: boot_id.to_owned(), clean }
+    let generation = Generation(generation);
+    Mark { generation, access, peer, boot_id: boot_id.to_owned(), clean, durable: false }
 }
 
 fn export(generation: u64, allowed: &[&str]) -> Exported {
@@ -196,6 +221,62 @@ fn an_unclean_boot_raises_the_generation_and_a_clean_stop_keeps_it() {
     let allow = OwnerAction::Allow("nqn-a".to_owned());
     assert_eq!(first(false), [remembered(7), OwnerAction::Export(Generation(7)), allow.clone()]);
     assert_eq!(first(true), [remembered(6), OwnerAction::Export(Generation(6)), allow]);
+}
+
+#[test]
+fn a_crash_that_can_have_lost_nothing_keeps_the_generation_and_the_waiting_peer_goes_on() {
+    let has = access(Some("a"), 2);
+    let durable = |mark| Mark { durable: true, ..mark };
+    let mut owner = Owner::new(Some(has.clone()), Some(durable(mark(has.clone(), 6, "1", false))));
+    owner.durable = true;
+    owner.reported = Some(report(Some("a"), 2, 6));
+    let now = durable(mark(has.clone(), 6, "2", false));
+    assert_eq!(
+        owner.step(),
+        [
+            OwnerAction::Remember(now.clone()),
+            OwnerAction::Export(Generation(6)),
+            OwnerAction::Allow("nqn-a".to_owned())
+        ]
+    );
+    owner.mark = Some(now);
+    owner.export = Some(export(6, &["nqn-a"]));
+    let [OwnerAction::Report(told)] = &owner.step()[..] else { panic!("one report") };
+    let held = [Held { generation: Generation(6), epoch: Some(Epoch(2)) }];
+    assert_eq!(consume(&held, true, &has, told), ConsumerDecision::Settled);
+}
+
+#[test]
+fn what_is_durable_now_says_nothing_about_the_boot_that_crashed() {
+    let has = access(Some("a"), 2);
+    let first = |was: bool, is: bool| {
+        let mark = Mark { durable: was, ..mark(has.clone(), 6, "1", false) };
+        let owner = Owner { durable: is, ..Owner::new(Some(has.clone()), Some(mark)) };
+        let [OwnerAction::Remember(mark), ..] = &owner.step()[..] else { panic!("a mark first") };
+        assert_eq!(mark.durable, is);
+        mark.generation
+    };
+    assert_eq!(first(false, true), Generation(7), "made durable after the crash");
+    assert_eq!(first(true, false), Generation(7), "replaced by one that is not");
+    assert_eq!(first(true, true), Generation(6));
+    let mut lost = Owner::new(Some(has.clone()), None);
+    lost.durable = true;
+    lost.reported = Some(report(Some("a"), 2, 6));
+    assert!(
+        lost.step().contains(&OwnerAction::Export(Generation(7))),
+        "the mark was lost: {:?}",
+        lost.step()
+    );
+}
+
+#[test]
+fn a_branch_that_becomes_durable_in_use_is_noted_so_and_nobody_is_disturbed() {
+    let has = access(Some("a"), 2);
+    let mut owner = Owner::new(Some(has.clone()), Some(mark(has.clone(), 6, "2", false)));
+    owner.export = Some(export(6, &["nqn-a"]));
+    owner.durable = true;
+    let noted = Mark { durable: true, ..mark(has, 6, "2", false) };
+    assert_eq!(owner.step(), [OwnerAction::Remember(noted)]);
 }
 
 #[test]

@@ -10,12 +10,14 @@ struct Budget {
     crashes: u8,
     stops: u8,
     reboots: u8,
+    turns: u8,
 }
 
 struct Search {
     others: u8,
     wanted: &'static [Option<Node>],
     used: bool,
+    durable: bool,
     budget: Budget,
     /// Runs whose orders go beyond are not followed.
     epochs: u16,
@@ -35,6 +37,7 @@ impl Search {
         // Leaders know any list of attachments at any time: the volume is wanted everywhere, as often as they like.
         first.wanted_past = self.wanted.to_vec();
         first.lawless = self.lawless;
+        first.durable = self.durable;
         let mut found: Vec<(Option<(usize, Event)>, Budget)> = vec![(None, self.budget)];
         let mut front = vec![(0, first.clone())];
         let mut seen: HashMap<u128, Budget> = HashMap::new();
@@ -77,6 +80,9 @@ impl Search {
         if let Some(stops) = budget.stops.checked_sub(1) {
             events.push((Event::OwnerReboots { clean: true }, Budget { stops, ..budget }));
         }
+        if let Some(turns) = budget.turns.checked_sub(1).filter(|_| world.may_turn()) {
+            events.push((Event::Turns, Budget { turns, ..budget }));
+        }
         if let Some(reboots) = budget.reboots.checked_sub(1) {
             let nodes = 1..world.nodes();
             events.extend(nodes.map(|node| (Event::ConsumerReboots(node), Budget { reboots, ..budget })));
@@ -106,7 +112,7 @@ fn trace(found: &[(Option<(usize, Event)>, Budget)], mut at: usize) -> Vec<Event
     events
 }
 
-const CALM: Budget = Budget { crashes: 0, stops: 0, reboots: 0 };
+const CALM: Budget = Budget { crashes: 0, stops: 0, reboots: 0, turns: 0 };
 
 /// Two nodes besides the owner.
 const REMOTE: &[Option<Node>] = &[Some(1), Some(2), None];
@@ -119,6 +125,7 @@ fn search(others: u8, wanted: &'static [Option<Node>], epochs: u16, budget: Budg
         others,
         wanted,
         used: false,
+        durable: false,
         budget,
         epochs,
         settle: Some(128),
@@ -149,23 +156,37 @@ fn a_volume_that_moves_to_and_from_its_owner_never_has_two_writers() {
 
 #[test]
 fn an_owner_that_crashes_never_lets_two_write_and_never_hides_what_was_lost() {
-    holds(&search(2, REMOTE, 3, Budget { crashes: 1, stops: 1, reboots: 0 }));
+    holds(&search(2, REMOTE, 3, Budget { crashes: 1, stops: 1, ..CALM }));
 }
 
 #[test]
 fn a_volume_that_was_used_before_there_were_orders_goes_on_and_moves_like_others() {
-    holds(&Search { used: true, ..search(1, HOME, 5, Budget { crashes: 1, stops: 0, reboots: 0 }) });
+    holds(&Search { used: true, ..search(1, HOME, 5, Budget { crashes: 1, ..CALM }) });
+}
+
+#[test]
+fn an_owner_whose_branch_is_durable_may_crash_and_go_on_with_its_generation() {
+    let crashes = Budget { crashes: 2, ..CALM };
+    holds(&Search { durable: true, ..search(2, REMOTE, 3, crashes) });
+    holds(&Search { durable: true, ..search(1, HOME, 4, crashes) });
+}
+
+#[test]
+fn a_branch_that_becomes_durable_or_ceases_to_be_never_hides_what_was_lost() {
+    for durable in [true, false] {
+        holds(&Search { durable, ..search(1, &[Some(1), None], 3, Budget { crashes: 2, turns: 2, ..CALM }) });
+    }
 }
 
 #[test]
 fn consumers_that_reboot_change_nothing() {
-    holds(&search(2, REMOTE, 4, Budget { crashes: 1, stops: 0, reboots: 1 }));
+    holds(&search(2, REMOTE, 4, Budget { crashes: 1, reboots: 1, ..CALM }));
 }
 
 #[test]
 fn the_owner_alone_keeps_two_from_writing_whatever_leaders_write() {
     holds(&Search { lawless: true, settle: None, ..search(2, REMOTE, 3, CALM) });
-    let crash = Budget { crashes: 1, stops: 0, reboots: 0 };
+    let crash = Budget { crashes: 1, ..CALM };
     holds(&Search { lawless: true, settle: None, ..search(1, HOME, 2, crash) });
 }
 
@@ -182,16 +203,22 @@ enum Harm {
 
 #[test]
 fn each_rule_is_needed_the_search_finds_what_happens_without_it() {
-    let crash = Budget { crashes: 1, stops: 1, reboots: 0 };
+    let crash = Budget { crashes: 1, stops: 1, ..CALM };
+    let turns = Budget { crashes: 1, turns: 1, ..CALM };
     let cases = [
         (Broken::GrantsOverAHolder, Harm::Danger, REMOTE, CALM),
+        (Broken::GrantsTheUngoverned, Harm::Danger, HOME, CALM),
+        (Broken::SettlesForTheOwner, Harm::Stall, HOME, CALM),
         (Broken::GrantsWithoutAReport, Harm::Danger, REMOTE, CALM),
         (Broken::WritesWithoutVersion, Harm::Danger, REMOTE, CALM),
         (Broken::ReusesAnEpoch, Harm::Stall, REMOTE, CALM),
         (Broken::SparesLiveConnections, Harm::Danger, REMOTE, CALM),
+        (Broken::OverlooksItsOwnUse, Harm::Danger, HOME, CALM),
         (Broken::NotesBeforeFencing, Harm::DangerWithLawlessLeaders, HOME, CALM),
         (Broken::KeepsTheGeneration, Harm::Danger, REMOTE, CALM),
         (Broken::IgnoresCrashes, Harm::Danger, REMOTE, crash),
+        (Broken::ClaimsDurability, Harm::Danger, REMOTE, crash),
+        (Broken::TakesNowForThen, Harm::Danger, REMOTE, turns),
         (Broken::StopsAlwaysClean, Harm::Danger, REMOTE, crash),
         (Broken::ForgetsItsMark, Harm::Danger, REMOTE, CALM),
         (Broken::ReportsWhatIsMeant, Harm::Danger, REMOTE, CALM),

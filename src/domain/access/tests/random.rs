@@ -20,6 +20,7 @@ fn event(world: &World, kind: u8, a: usize, b: usize) -> Event {
         26 => Event::OwnerAgentCrashes,
         27 => Event::OwnerReboots { clean: b.is_multiple_of(2) },
         28 => Event::ConsumerReboots(node),
+        29 if b % 8 == 1 => Event::Turns,
         29 if b.is_multiple_of(8) => Event::Restore { read: a % world.past.len() },
         _ => Event::Consume { node, needed: b % 5 != 1, read },
     }
@@ -36,9 +37,11 @@ proptest! {
     fn no_long_run_of_four_nodes_breaks_a_promise_and_each_comes_to_rest(
         used in any::<bool>(),
         restores in any::<bool>(),
+        durable in any::<bool>(),
         choices in prop::collection::vec((0_u8..40, any::<usize>(), any::<usize>()), 1..400),
     ) {
         let mut world = World::new(3, used, Broken::Nothing);
+        world.durable = durable;
         for (kind, a, b) in choices {
             let event = event(&world, kind, a, b);
             if matches!(event, Event::Restore { .. }) && !restores {

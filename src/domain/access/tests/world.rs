@@ -7,7 +7,8 @@
 //! - **Leaders**: any number, at any time, each with any `attached` list that there ever was.
 //! - **Owner**: its agent decides on any state that the branch ever had, then does its actions one by one; it may crash
 //!   before each. A report lands at once or never: it is alone, and what it was decided on must still be there when it
-//!   lands. The kernel, and the mark on the disk, stay. The machine may reboot, cleanly or not.
+//!   lands. The kernel, and the mark on the disk, stay. The machine may reboot, cleanly or not. Its branch may be durable or
+//!   not, become so at any time, and cease to be while it is not exported.
 //! - **Consumers**: their agents decide on any state that the branch ever had. A partition is that a party does nothing for
 //!   as long as it likes; that is always among the runs. What a consumer attached stays in its kernel, which reconnects
 //!   whenever the owner lets it.
@@ -51,6 +52,7 @@ pub(super) struct Noted {
     peer: Option<Node>,
     boot: u16,
     clean: bool,
+    durable: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,7 +70,7 @@ pub(super) enum Act {
 pub(super) struct Attachment {
     generation: u16,
     epoch: u16,
-    /// The owner's unclean boots until then.
+    /// The owner's crashes that lost completed writes, until then.
     crashes: u8,
 }
 
@@ -78,6 +80,10 @@ pub(super) enum Broken {
     Nothing,
     /// The leader grants in place of the revocation.
     GrantsOverAHolder,
+    /// The leader grants to another node what was never governed, as if its owner did not use it.
+    GrantsTheUngoverned,
+    /// The leader takes whatever its owner wants for settled, as if it had never been governed.
+    SettlesForTheOwner,
     /// The leader does not wait for the owner's report, as if after a time.
     GrantsWithoutAReport,
     /// The leader writes whatever became of the object since.
@@ -86,12 +92,18 @@ pub(super) enum Broken {
     ReusesAnEpoch,
     /// The owner takes the right and leaves the connections.
     SparesLiveConnections,
+    /// The owner does not see that it uses the branch itself.
+    OverlooksItsOwnUse,
     /// The owner notes the order before it fenced the one before.
     NotesBeforeFencing,
     /// The owner exports each grant under the same name.
     KeepsTheGeneration,
     /// The owner goes on with its generation after a crash.
     IgnoresCrashes,
+    /// The owner says that its branch is durable, and it is not.
+    ClaimsDurability,
+    /// What is durable now is taken to have been so in the boot that crashed.
+    TakesNowForThen,
     /// A clean stop makes an earlier crash clean.
     StopsAlwaysClean,
     /// The owner obeys whatever it reads.
@@ -119,6 +131,8 @@ pub(super) enum Event {
     OwnerAgentCrashes,
     /// The owner's machine reboots.
     OwnerReboots { clean: bool },
+    /// The owner's branch becomes durable or ceases to be.
+    Turns,
     /// A node's agent reads that state of the branch and does what it decides.
     Consume { node: Node, needed: bool, read: usize },
     /// A consumer's machine reboots.
@@ -136,6 +150,9 @@ pub(super) struct World {
     pub(super) wanted_past: Vec<Option<Node>>,
     noted: Option<Noted>,
     boot: u16,
+    /// What is completed survives a crash.
+    pub(super) durable: bool,
+    /// Crashes that lost completed writes.
     crashes: u8,
     /// Generation and who is allowed.
     export: Option<(u16, BTreeSet<Node>)>,
@@ -206,6 +223,7 @@ impl Noted {
             peer: self.peer.map(|peer| peer.to_string()),
             boot_id: self.boot.to_string(),
             clean: self.clean,
+            durable: self.durable,
         }
     }
 
@@ -216,6 +234,7 @@ impl Noted {
             peer: mark.peer.as_deref().map(number),
             boot: mark.boot_id.parse().unwrap(),
             clean: mark.clean,
+            durable: mark.durable,
         }
     }
 }
@@ -231,6 +250,7 @@ impl World {
             wanted_past: vec![wanted],
             noted: None,
             boot: 1,
+            durable: false,
             crashes: 0,
             export: None,
             live: BTreeSet::new(),
@@ -306,6 +326,8 @@ impl World {
             }
             Event::OwnerAgentCrashes => next.plan.clear(),
             Event::OwnerReboots { clean } => next.reboot(clean),
+            Event::Turns if self.may_turn() => next.durable = !next.durable,
+            Event::Turns => {}
             Event::Consume { node, needed, read } => next.consume(node, needed, self.past[read]),
             Event::ConsumerReboots(node) => {
                 next.attached[usize::from(node)].clear();
@@ -317,6 +339,11 @@ impl World {
             }
         }
         next
+    }
+
+    /// Whether the branch's durability may change now.
+    pub(super) fn may_turn(&self) -> bool {
+        self.plan.is_empty() && (!self.durable || self.export.is_none())
     }
 
     fn write(&mut self, object: Object) {
@@ -349,6 +376,10 @@ impl World {
             (LeaderDecision::Grant(access), Broken::ReusesAnEpoch) => {
                 Order { epoch: epoch.max(1), ..Order::of(&access) }
             }
+            (LeaderDecision::Revoke(access), Broken::GrantsTheUngoverned) if epoch == 0 => {
+                Order { to: wanted, ..Order::of(&access) }
+            }
+            (_, Broken::SettlesForTheOwner) if wanted == Some(0) => return,
             (LeaderDecision::Revoke(access), Broken::GrantsOverAHolder) => {
                 Order { to: wanted, ..Order::of(&access) }
             }
@@ -371,8 +402,10 @@ impl World {
         }
         let mut mark = self.noted.map(Noted::full);
         if let Some(mark) = &mut mark {
-            if self.broken == Broken::IgnoresCrashes {
-                mark.boot_id = self.boot.to_string();
+            match self.broken {
+                Broken::IgnoresCrashes => mark.boot_id = self.boot.to_string(),
+                Broken::TakesNowForThen => mark.durable = self.durable,
+                _ => {}
             }
             if let (Broken::ForgetsItsMark, Some(order)) = (self.broken, read.access) {
                 mark.access = order.full();
@@ -395,8 +428,9 @@ impl World {
             deleting: false,
             mark: mark.as_ref(),
             boot_id: &self.boot.to_string(),
+            durable: self.durable || self.broken == Broken::ClaimsDurability,
             export: export.as_ref(),
-            here: self.here.is_some(),
+            here: self.here.is_some() && self.broken != Broken::OverlooksItsOwnUse,
             identities: &identities,
             reported: reported.as_ref(),
         });
@@ -493,7 +527,7 @@ impl World {
                     stopped.as_ref().map_or(noted, Noted::of)
                 }
             });
-        } else if self.export.is_some() {
+        } else if self.export.is_some() && !self.durable {
             // Without an export nothing was completed that a peer relies on: the one before was stopped, or ended with all
             // its peers fenced.
             self.crashes += 1;
