@@ -11,7 +11,7 @@ use union_csi::controllers::permissions::PERMISSIONS;
 const ACCOUNT: &str = "system:serviceaccount:union:union-csi";
 
 /// Rights that the tests of a cluster need not meet: what they are for happens in the tests of a single controller, or by hand.
-const MAY_BE_UNUSED: [(&str, &str); 7] = [
+const MAY_BE_UNUSED: [(&str, &str); 10] = [
     // Server-side apply that creates asks for both; the log has it as `patch`.
     ("csistoragecapacities", "create"),
     // A claim is given back to the scheduler.
@@ -20,6 +20,10 @@ const MAY_BE_UNUSED: [(&str, &str); 7] = [
     ("branches", "get"),
     // `union-csi forget-node`.
     ("storagenodes", "delete"),
+    ("secrets", "delete"),
+    // The nodes of that cluster share a kernel: none attaches a branch of another.
+    ("secrets", "get"),
+    ("secrets", "create"),
     // A race for the lease was lost.
     ("leases", "get"),
     // An event that is said again.

@@ -52,6 +52,14 @@ pub const PERMISSIONS: &[Permission] = &[
     },
     Permission {
         scope: Scope::Own,
+        group: "",
+        resources: &["secrets"],
+        names: &[],
+        verbs: &["get", "create", "delete"],
+        why: "Keys of pairs of nodes: the leader makes them, both nodes read them, `union-csi forget-node` deletes.",
+    },
+    Permission {
+        scope: Scope::Own,
         group: "coordination.k8s.io",
         resources: &["leases"],
         names: &[],

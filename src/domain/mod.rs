@@ -13,6 +13,7 @@ pub mod policy;
 pub mod pool;
 pub mod quantity;
 pub mod reach;
+pub mod secret;
 pub mod spelling;
 pub mod split;
 pub mod unclaimed;
@@ -21,3 +22,4 @@ pub mod volume;
 
 pub use id::{BranchId, InvalidId, NodeName, PoolName, VolumeId};
 pub use quantity::Bytes;
+pub use secret::Secret;

@@ -18,6 +18,7 @@ pub mod attach;
 #[doc(hidden)]
 pub mod contract;
 mod health;
+pub mod keys;
 pub mod kubernetes;
 pub mod local;
 pub mod object;
@@ -31,6 +32,7 @@ use crate::domain::{NodeName, VolumeId};
 use object::{Branch, Object, StorageNode, Version, VolumeSplit};
 
 pub use health::{Asked, Health};
+pub use keys::{Keys, NoKeys, Pair};
 
 /// Which objects of a collection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,6 +164,10 @@ pub trait Store: Send + Sync {
     fn branches(&self) -> &dyn Collection<Branch>;
     /// Nodes.
     fn nodes(&self) -> &dyn Collection<StorageNode>;
+    /// Keys that pairs of nodes share; none where nodes do not meet.
+    fn keys(&self) -> &dyn Keys {
+        &NoKeys
+    }
     /// What was counted since the store was opened.
     fn figures(&self) -> Figures {
         Figures::default()

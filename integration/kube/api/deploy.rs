@@ -276,7 +276,9 @@ async fn the_program_may_do_what_its_table_says_and_nothing_else() {
         }
     }
     for (group, resource, verb) in [
-        ("", "secrets", "get"),
+        ("", "secrets", "list"),
+        ("", "secrets", "watch"),
+        ("", "secrets", "patch"),
         ("", "pods", "list"),
         ("", "pods", "create"),
         ("", "pods/exec", "create"),

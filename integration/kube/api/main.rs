@@ -5,6 +5,7 @@ mod support;
 mod attacher;
 mod capacity;
 mod deploy;
+mod keys;
 mod lease;
 mod orphans;
 mod provisioner;

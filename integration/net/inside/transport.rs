@@ -97,7 +97,7 @@ fn nvme(action: &str, given: &Given) -> Answer {
                 "authentication": word(&abilities.authentication),
             }));
         }
-        "key" => return Ok(json!({ "key": nvme_tcp::secret::generate().0 })),
+        "key" => return Ok(json!({ "key": union_csi::store::keys::generate().0 })),
         _ => {}
     }
     let address: IpAddr = given.text("at")?.parse()?;

@@ -6,14 +6,16 @@ use async_trait::async_trait;
 use futures::stream::BoxStream;
 
 use super::claim::Claim;
+use crate::domain::Secret;
 use crate::store::object::{Branch, Object, StorageNode, Version, VolumeSplit};
-use crate::store::{Collection, Event, Selector, Store, StoreError};
+use crate::store::{Collection, Event, Keys, Pair, Selector, Store, StoreError};
 
 /// The store of a leader: reads pass, writes are refused from the moment that the claim is not held.
 pub struct Guarded {
     splits: Checked<VolumeSplit>,
     branches: Checked<Branch>,
     nodes: Checked<StorageNode>,
+    keys: CheckedKeys,
 }
 
 impl Guarded {
@@ -24,6 +26,7 @@ impl Guarded {
             splits: Checked::new(store, claim, |store| store.splits()),
             branches: Checked::new(store, claim, |store| store.branches()),
             nodes: Checked::new(store, claim, |store| store.nodes()),
+            keys: CheckedKeys { store: store.clone(), claim: claim.clone() },
         }
     }
 }
@@ -39,6 +42,41 @@ impl Store for Guarded {
 
     fn nodes(&self) -> &dyn Collection<StorageNode> {
         &self.nodes
+    }
+
+    fn keys(&self) -> &dyn Keys {
+        &self.keys
+    }
+}
+
+struct CheckedKeys {
+    store: Arc<dyn Store>,
+    claim: Claim,
+}
+
+impl CheckedKeys {
+    fn check(&self, verb: &str, pair: &Pair) -> Result<(), StoreError> {
+        self.claim.held().map_err(|source| StoreError::Backend {
+            action: format!("{verb} the key for {pair}"),
+            source: Box::new(source),
+        })
+    }
+}
+
+#[async_trait]
+impl Keys for CheckedKeys {
+    async fn get(&self, pair: &Pair) -> Result<Option<Secret>, StoreError> {
+        self.store.keys().get(pair).await
+    }
+
+    async fn ensure(&self, pair: &Pair, owner: &StorageNode) -> Result<bool, StoreError> {
+        self.check("make", pair)?;
+        self.store.keys().ensure(pair, owner).await
+    }
+
+    async fn remove(&self, pair: &Pair) -> Result<bool, StoreError> {
+        self.check("remove", pair)?;
+        self.store.keys().remove(pair).await
     }
 }
 
@@ -130,12 +168,15 @@ mod tests {
         let guarded = Guarded::new(&store, &Claim::until(receive));
         let made = guarded.nodes().create(node("n")).await.unwrap();
 
+        let pair = Pair { owner: "n".parse().unwrap(), consumer: "m".parse().unwrap() };
         send.send_replace(None);
         let refused = [
             guarded.nodes().create(node("m")).await.unwrap_err(),
             guarded.nodes().update(made.clone()).await.unwrap_err(),
             guarded.nodes().update_status(made.clone()).await.unwrap_err(),
             guarded.nodes().delete("n", None).await.unwrap_err(),
+            guarded.keys().ensure(&pair, &made).await.unwrap_err(),
+            guarded.keys().remove(&pair).await.unwrap_err(),
         ];
         for error in refused {
             assert!(error.to_string().contains("does not lead"), "{error}");

@@ -13,12 +13,12 @@ pub mod nfs;
 pub mod nvme_tcp;
 mod set;
 
-use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use self::set::{Carried, Ends, Transports};
+pub use crate::domain::Secret;
 pub use crate::domain::access::Generation;
 use crate::domain::{BranchId, Bytes, NodeName};
 
@@ -56,17 +56,6 @@ pub struct Peer {
     pub node: NodeName,
     /// What it calls itself to this transport (an NVMe host NQN), or the address that it comes from (NFS).
     pub identity: String,
-}
-
-/// A secret that both ends share, in the transport's own spelling (NVMe: `DHHC-1:…`). Never printed. It belongs to a consumer
-/// and an owner, not to a branch: the kernel of an owner keeps one for each peer.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(…)")
-    }
 }
 
 /// One thing that a kernel can or cannot do, with the reason and the remedy in words for an operator.

@@ -30,7 +30,7 @@ const PATIENCE: (u64, u64) = (1, 10);
 /// The API server, and what all kinds of objects share.
 pub(super) struct Server {
     client: Client,
-    namespace: String,
+    pub(super) namespace: String,
     pub(super) field_manager: String,
     at_once: Semaphore,
     requests: AtomicU64,
@@ -50,6 +50,29 @@ impl Server {
     /// Requests made so far.
     pub(super) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
+    }
+
+    /// The text of the answer.
+    pub(super) async fn send(&self, ask: &Ask, request: Request<Vec<u8>>) -> Result<String, StoreError> {
+        let silent = |_| ask.backend(ApiFault::Silent { after: ANSWER });
+        tokio::time::timeout(ANSWER, self.sent(ask, request)).await.map_err(silent)?
+    }
+
+    async fn sent(&self, ask: &Ask, request: Request<Vec<u8>>) -> Result<String, StoreError> {
+        // It is closed never: the error does not occur.
+        let _turn = self.at_once.acquire().await.ok();
+        loop {
+            self.requests.fetch_add(1, Ordering::Relaxed);
+            match self.client.request_text(request.clone()).await {
+                Ok(text) => return Ok(text),
+                // Not begun, by the server's word: it may be asked again whatever it is.
+                Err(kube::Error::Api(status)) if status.code == 429 => {
+                    let told = status.details.as_ref().map_or(0, |d| u64::from(d.retry_after_seconds));
+                    tokio::time::sleep(Duration::from_secs(told.clamp(PATIENCE.0, PATIENCE.1))).await;
+                }
+                Err(e) => return Err(ask.failed(e)),
+            }
+        }
     }
 }
 
@@ -86,6 +109,7 @@ impl<T: Resource> Endpoint<T> {
         Ask {
             verb,
             kind: T::KIND,
+            group: GROUP,
             plural: T::PLURAL,
             subresource: "",
             namespace: T::NAMESPACED.then(|| self.server.namespace.clone()),
@@ -95,25 +119,7 @@ impl<T: Resource> Endpoint<T> {
 
     /// The text of the answer.
     pub(super) async fn send(&self, ask: &Ask, request: Request<Vec<u8>>) -> Result<String, StoreError> {
-        let silent = |_| ask.backend(ApiFault::Silent { after: ANSWER });
-        tokio::time::timeout(ANSWER, self.sent(ask, request)).await.map_err(silent)?
-    }
-
-    async fn sent(&self, ask: &Ask, request: Request<Vec<u8>>) -> Result<String, StoreError> {
-        // It is closed never: the error does not occur.
-        let _turn = self.server.at_once.acquire().await.ok();
-        loop {
-            self.server.requests.fetch_add(1, Ordering::Relaxed);
-            match self.server.client.request_text(request.clone()).await {
-                Ok(text) => return Ok(text),
-                // Not begun, by the server's word: it may be asked again whatever it is.
-                Err(kube::Error::Api(status)) if status.code == 429 => {
-                    let told = status.details.as_ref().map_or(0, |d| u64::from(d.retry_after_seconds));
-                    tokio::time::sleep(Duration::from_secs(told.clamp(PATIENCE.0, PATIENCE.1))).await;
-                }
-                Err(e) => return Err(ask.failed(e)),
-            }
-        }
+        self.server.send(ask, request).await
     }
 
     /// The answer of a watch, as it comes.

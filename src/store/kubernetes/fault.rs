@@ -5,7 +5,6 @@ use std::time::Duration;
 use kube::core::Status;
 use snafu::Snafu;
 
-use super::GROUP;
 use crate::store::StoreError;
 
 /// What was asked of the API server.
@@ -14,6 +13,8 @@ pub(super) struct Ask {
     /// As rules of access have it: `get`, `create`, …
     pub(super) verb: &'static str,
     pub(super) kind: &'static str,
+    /// API group; empty: the core group.
+    pub(super) group: &'static str,
     pub(super) plural: &'static str,
     /// `/status`, or nothing.
     pub(super) subresource: &'static str,
@@ -31,8 +32,15 @@ impl Ask {
         }
     }
 
+    /// The resource as rules of access have it.
     fn resource(&self) -> String {
         format!("{}{}", self.plural, self.subresource)
+    }
+
+    /// The resource as `kubectl` has it.
+    fn full_resource(&self) -> String {
+        let dot = if self.group.is_empty() { "" } else { "." };
+        format!("{}{dot}{}", self.resource(), self.group)
     }
 
     pub(super) fn backend(&self, fault: ApiFault) -> StoreError {
@@ -45,7 +53,6 @@ impl Ask {
         let of = |want: &str| {
             status.details.as_ref().is_some_and(|d| d.kind == want && (want != self.plural || d.name == name))
         };
-        let resource = self.resource();
         let message = status.message.clone();
         match status.code {
             404 if of("namespaces") => {
@@ -54,14 +61,19 @@ impl Ask {
             404 if !name.is_empty() && status.reason == "NotFound" && of(self.plural) => {
                 StoreError::Missing { kind, name }
             }
-            404 => self.backend(ApiFault::NotInstalled { resource }),
+            404 => self.backend(ApiFault::NotInstalled { resource: self.full_resource() }),
             409 if status.reason == "AlreadyExists" => StoreError::Exists { kind, name },
             409 => StoreError::Conflict { kind, name },
             401 => self.backend(ApiFault::Unauthorized { message }),
             403 if status.details.as_ref().is_some_and(|d| !d.causes.is_empty()) => {
                 self.backend(ApiFault::Refused { message })
             }
-            403 => self.backend(ApiFault::Forbidden { verb: self.verb, resource, message }),
+            403 => self.backend(ApiFault::Forbidden {
+                verb: self.verb,
+                resource: self.resource(),
+                group: self.group,
+                message,
+            }),
             400 | 422 => self.backend(ApiFault::Refused { message }),
             code => self.backend(ApiFault::Failed { code, message }),
         }
@@ -94,24 +106,26 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub enum ApiFault {
     /// A rule of access is missing.
     #[snafu(display(
-        "the API server does not let this agent {verb} {resource}.{GROUP} ({message}); give its ServiceAccount the verb \
-         {verb:?} on {resource:?} of API group {GROUP:?}, as the roles in deploy/ do"
+        "the API server does not let this agent {verb} {resource} ({message}); give its ServiceAccount the verb {verb:?} on \
+         {resource:?} of API group {group:?}, as the roles in deploy/ do"
     ))]
     Forbidden {
         /// As rules of access have it.
         verb: &'static str,
         /// Plural, with the subresource.
         resource: String,
+        /// API group; empty: the core group.
+        group: &'static str,
         /// The server's words.
         message: String,
     },
     /// The kind is not known.
     #[snafu(display(
-        "the API server does not know {resource}.{GROUP}; install the CustomResourceDefinitions: \
+        "the API server does not know {resource}; install the CustomResourceDefinitions: \
          union-csi crds | kubectl apply --server-side -f -"
     ))]
     NotInstalled {
-        /// Plural, with the subresource.
+        /// Plural, with the subresource and the group.
         resource: String,
     },
     /// The program's namespace is missing.

@@ -10,6 +10,8 @@
 //!   a field manager, so that a field that one of them wrote can be taken away by another;
 //! - deleted: with the version as precondition where one is given.
 //!
+//! Keys that pairs of nodes share are Secrets (`keys`).
+//!
 //! What is selected by node or volume is selected by the API server on the spec itself (`selectableFields`), not by labels,
 //! which hold 63 bytes and can be edited by anyone.
 //!
@@ -20,6 +22,7 @@ mod collection;
 pub mod crd;
 mod endpoint;
 mod fault;
+mod keys;
 mod malformed;
 mod resource;
 mod summary;
@@ -31,9 +34,10 @@ use std::sync::Arc;
 use kube::Client;
 
 use super::object::{Branch, StorageNode, VolumeSplit};
-use super::{Collection, Figures, Store};
+use super::{Collection, Figures, Keys, Store};
 use collection::Resources;
 use endpoint::Server;
+use keys::KeySecrets;
 
 pub use crd::crds;
 pub use fault::ApiFault;
@@ -50,6 +54,7 @@ pub struct KubernetesStore {
     splits: Resources<VolumeSplit>,
     branches: Resources<Branch>,
     nodes: Resources<StorageNode>,
+    keys: KeySecrets,
 }
 
 impl std::fmt::Debug for KubernetesStore {
@@ -68,6 +73,7 @@ impl KubernetesStore {
             splits: Resources::new(&server),
             branches: Resources::new(&server),
             nodes: Resources::new(&server),
+            keys: KeySecrets::new(&server),
             server,
         }
     }
@@ -84,6 +90,10 @@ impl Store for KubernetesStore {
 
     fn nodes(&self) -> &dyn Collection<StorageNode> {
         &self.nodes
+    }
+
+    fn keys(&self) -> &dyn Keys {
+        &self.keys
     }
 
     fn figures(&self) -> Figures {

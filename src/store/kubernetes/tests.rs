@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::KubernetesStore;
 use crate::store::contract::branch;
-use crate::store::object::Branch;
-use crate::store::{Event, Selector, Store, StoreError};
+use crate::store::object::{Branch, Meta, StorageNode, StorageNodeSpec};
+use crate::store::{Event, Pair, Selector, Store, StoreError};
 
 /// What the server does with a request.
 enum Act {
@@ -278,4 +278,43 @@ async fn a_name_that_is_an_address_is_not_asked_for() {
         assert!(!store.branches().delete(name, None).await.unwrap(), "{name:?}");
     }
     assert!(asked.lock().unwrap().is_empty());
+}
+
+fn refusal(code: u16, reason: &str, name: &str) -> Act {
+    let details = json!({"kind": "secrets", "name": name});
+    Act::Answer(
+        code,
+        json!({"kind": "Status", "code": code, "reason": reason, "message": reason, "details": details}),
+    )
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_that_make_a_pairs_key_one_reads_what_the_other_made() {
+    let owner = StorageNode {
+        meta: Meta::new("a"),
+        spec: StorageNodeSpec { node: "a".parse().unwrap() },
+        status: Default::default(),
+    };
+    let pair = Pair { owner: "a".parse().unwrap(), consumer: "b".parse().unwrap() };
+    let name = super::keys::name(&pair);
+    let made = json!({"type": "Opaque", "metadata": {"name": name}});
+    let (store, asked) = scripted([
+        refusal(404, "NotFound", &name),
+        refusal(409, "AlreadyExists", &name),
+        Act::Answer(200, made),
+    ]);
+    let error = store.keys().ensure(&pair, &owner).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Malformed { kind: "Secret", .. }), "what is there is read: {error}");
+    let verbs: Vec<String> =
+        asked.lock().unwrap().iter().map(|r| r.split(' ').next().unwrap().to_owned()).collect();
+    assert_eq!(verbs, ["GET", "POST", "GET"]);
+
+    let (store, _) = scripted([refusal(403, "Forbidden", "")]);
+    let message = store.keys().get(&pair).await.unwrap_err().to_string();
+    for word in ["get", "secrets", "API group \"\""] {
+        assert!(message.contains(word), "{message}");
+    }
+    let (store, _) = scripted([refusal(404, "NotFound", &name), refusal(404, "NotFound", &name)]);
+    assert_eq!(store.keys().get(&pair).await.unwrap(), None);
+    assert!(!store.keys().remove(&pair).await.unwrap());
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
@@ -12,13 +13,16 @@ use crate::controllers::cluster::said;
 use crate::domain::NodeName;
 use crate::store::attach::change;
 use crate::store::object::FINALIZER;
-use crate::store::{Selector, Store, StoreError};
+use crate::store::{Pair, Selector, Store, StoreError};
 
 /// How often the objects are read again for what the controllers wrote meanwhile on an older picture.
 const ROUNDS: u32 = 5;
 
 /// Between two rounds: longer than a controller's writes that were under way take.
 const SETTLE: Duration = Duration::from_secs(1);
+
+/// Keys that are removed at the same time: a few connections, as a person's commands use.
+const KEYS_AT_ONCE: usize = 8;
 
 /// How often one branch is written anew when its object changes meanwhile.
 const ATTEMPTS: u32 = 8;
@@ -122,6 +126,7 @@ pub async fn forget(
     let mut next = first.clone();
     for _ in 0..ROUNDS {
         if next.steps.is_empty() {
+            drop_keys(store, node).await?;
             return Ok(first);
         }
         for step in &next.steps {
@@ -131,6 +136,7 @@ pub async fn forget(
         next = look(store, node, ready, clock()).await?;
     }
     if next.steps.is_empty() {
+        drop_keys(store, node).await?;
         return Ok(first);
     }
     Err(ForgetError::Unsettled { node: node.clone(), left: next.steps.len() })
@@ -151,6 +157,21 @@ async fn apply(store: &dyn Store, node: &NodeName, step: &Step) -> Result<(), Fo
         Step::DropBranch(name) => drop_branch(store, node, name).await?,
     }
     Ok(())
+}
+
+/// Removes the keys that it shares with the nodes that are left; those with a node that was forgotten went with that one.
+async fn drop_keys(store: &dyn Store, node: &NodeName) -> Result<(), StoreError> {
+    let others = store.nodes().list(&Selector::All).await?;
+    let pairs =
+        others.iter().map(|other| &other.spec.node).filter(|other| *other != node).flat_map(|other| {
+            let pair = |owner: &NodeName, consumer: &NodeName| Pair {
+                owner: owner.clone(),
+                consumer: consumer.clone(),
+            };
+            [pair(node, other), pair(other, node)]
+        });
+    let removals: Vec<_> = pairs.map(|pair| async move { store.keys().remove(&pair).await }).collect();
+    futures::stream::iter(removals).buffer_unordered(KEYS_AT_ONCE).try_for_each(|_| async { Ok(()) }).await
 }
 
 async fn drop_branch(store: &dyn Store, node: &NodeName, name: &str) -> Result<(), StoreError> {

@@ -10,6 +10,7 @@
 //! 3. A pod's own volume goes: its pod was on that node.
 //! 4. Each `Branch` loses its finalizer and is deleted after that. In this order its node, should it run after all, never
 //!    sees a branch that it is to remove: files stay on its disks, as branches that nothing tells of.
+//! 5. The keys that it shares with other nodes go. There is no asking which there are, so they are no part of the decision.
 
 pub mod act;
 #[cfg(test)]

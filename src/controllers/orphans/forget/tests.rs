@@ -1,7 +1,8 @@
 //! What forgetting a node decides, and that it can be interrupted anywhere.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
@@ -9,13 +10,14 @@ use jiff::SignedDuration;
 
 use super::act::{ForgetError, forget, look};
 use super::*;
+use crate::domain::Secret;
 use crate::domain::split::{BranchFormat, PlannedBranch};
 use crate::store::contract;
 use crate::store::local::LocalStore;
 use crate::store::object::{
     FINALIZER, Meta, Object, StorageNodeSpec, StorageNodeStatus, Version, condition, pending, set_condition,
 };
-use crate::store::{Collection, Event, Selector, Store, StoreError};
+use crate::store::{Collection, Event, Keys, NoKeys, Pair, Selector, Store, StoreError};
 
 const NOW: Timestamp = Timestamp::UNIX_EPOCH;
 
@@ -178,6 +180,7 @@ struct Failing {
     splits: Writes<VolumeSplit>,
     branches: Writes<Branch>,
     nodes: Writes<StorageNode>,
+    keys: Paired,
     left: Arc<AtomicI64>,
     inner: Arc<LocalStore>,
     _directory: tempfile::TempDir,
@@ -198,6 +201,7 @@ impl Failing {
             splits: Writes { of: |store| store.splits(), inner: inner.clone(), left: left.clone() },
             branches: Writes { of: |store| store.branches(), inner: inner.clone(), left: left.clone() },
             nodes: Writes { of: |store| store.nodes(), inner: inner.clone(), left: left.clone() },
+            keys: Paired::default(),
             left,
             inner,
             _directory: directory,
@@ -235,6 +239,42 @@ impl Store for Failing {
     fn nodes(&self) -> &dyn Collection<StorageNode> {
         &self.nodes
     }
+    fn keys(&self) -> &dyn Keys {
+        &self.keys
+    }
+}
+
+/// Pairs that have a key.
+#[derive(Default)]
+struct Paired(Mutex<BTreeSet<Pair>>);
+
+#[async_trait]
+impl Keys for Paired {
+    async fn get(&self, pair: &Pair) -> Result<Option<Secret>, StoreError> {
+        NoKeys.get(pair).await
+    }
+    async fn ensure(&self, pair: &Pair, _: &StorageNode) -> Result<bool, StoreError> {
+        self.0.lock().unwrap().insert(pair.clone());
+        Ok(true)
+    }
+    async fn remove(&self, pair: &Pair) -> Result<bool, StoreError> {
+        Ok(self.0.lock().unwrap().remove(pair))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_keys_of_a_node_go_with_it_and_no_others() {
+    let store = Failing::new();
+    store.fill(Known { storage: Some(storage("n1", 60)), ..Known::default() }).await;
+    for name in ["n2", "n3"] {
+        store.inner.nodes().create(storage(name, 0)).await.unwrap();
+    }
+    let pair = |owner: &str, consumer: &str| Pair { owner: node(owner), consumer: node(consumer) };
+    for (owner, consumer) in [("n1", "n2"), ("n2", "n1"), ("n3", "n1"), ("n2", "n3")] {
+        store.keys.0.lock().unwrap().insert(pair(owner, consumer));
+    }
+    forget(&store, &node("n1"), None, now).await.unwrap();
+    assert_eq!(*store.keys.0.lock().unwrap(), BTreeSet::from([pair("n2", "n3")]));
 }
 
 impl<T: Object> Writes<T> {

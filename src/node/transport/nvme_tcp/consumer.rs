@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
-use super::{HostIdentity, abilities, kernel, names, secret};
+use super::{HostIdentity, abilities, kernel, names};
 use crate::node::transport::{
     Attached, Consumer, Endpoint, ExportId, Link, Patience, Secret, TransportError,
 };
@@ -192,7 +192,7 @@ fn connect_options(
     ];
     if let Some(secret) = secret {
         options.push(("dhchap_secret", secret.0.clone()));
-        options.push(("dhchap_ctrl_secret", secret::of_owner(secret).0));
+        options.push(("dhchap_ctrl_secret", secret.of_owner().0));
     }
     options
 }
@@ -272,7 +272,7 @@ impl Consumer for NvmeConsumer {
                 reason: format!("the endpoint is of {} instead of {nqn}", endpoint.name),
             });
         }
-        if secret.is_some_and(|s| !secret::well_formed(s)) {
+        if secret.is_some_and(|s| !s.is_well_formed()) {
             let reason = "the key is not of the form DHHC-1:NN:BASE64:".to_owned();
             return Err(TransportError::Unable { action: "attach a branch", reason });
         }

@@ -6,7 +6,6 @@
 //! - [`NvmeOwner`], [`NvmeConsumer`]: the two ends.
 //! - `names`: what branches and nodes are called on the network.
 //! - `plan`: which steps bring the target's tree from what it is to what it should be.
-//! - [`secret`]: keys that both ends prove to have.
 //!
 //! Invariants, and what holds them up:
 //! - A tree that is not whole is never completed but ended and made anew: connections of before, which the kernel may still be
@@ -19,7 +18,6 @@ mod consumer;
 mod names;
 mod owner;
 mod plan;
-pub mod secret;
 
 pub use abilities::{prepare_consumer, prepare_owner, probe};
 pub use consumer::NvmeConsumer;

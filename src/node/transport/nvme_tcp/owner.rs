@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::plan::{self, Keys, Refusal, Wanted};
-use super::{NAMESPACE, abilities, kernel, names, secret};
+use super::{NAMESPACE, abilities, kernel, names};
 use crate::domain::{BranchId, Bytes};
 use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source, TransportError};
 use crate::platform::nvme::Nvme;
@@ -174,10 +174,10 @@ impl Owner for NvmeOwner {
         if !names::is_host(&peer.identity) || peer.identity.contains('/') {
             return Err(unable("what it calls itself is no name of a node of this driver"));
         }
-        if secret.is_some_and(|s| !secret::well_formed(s)) {
+        if secret.is_some_and(|s| !s.is_well_formed()) {
             return Err(unable("its key is not of the form DHHC-1:NN:BASE64:"));
         }
-        let keys = secret.map(|s| Keys { peer: s.0.clone(), owner: secret::of_owner(s).0 });
+        let keys = secret.map(|s| Keys { peer: s.0.clone(), owner: s.of_owner().0 });
         let nqn = names::subsystem(id)?;
         let absent = || TransportError::Absent { branch: id.branch.clone(), what: "exported" };
         let _lock = self.nvme.lock_target().map_err(|e| match e.is_missing() {

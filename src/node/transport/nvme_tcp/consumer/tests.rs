@@ -2,8 +2,8 @@ use std::io;
 
 use super::*;
 use crate::node::transport::Generation;
-use crate::node::transport::nvme_tcp::secret::generate;
 use crate::platform::nvme::KernelFiles;
+use crate::store::keys::generate;
 
 fn id() -> ExportId {
     ExportId { branch: "pvc-1-0".parse().unwrap(), generation: Generation(3) }
