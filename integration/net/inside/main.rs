@@ -6,10 +6,12 @@
 //! more than a word) and fails with a message.
 
 mod agent;
+mod csi;
 mod nfs;
 #[path = "../protocol.rs"]
 mod protocol;
 mod transport;
+mod workload;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -18,7 +20,13 @@ use std::process::ExitCode;
 type Area = fn(&[String]) -> Result<(), Box<dyn Error>>;
 
 /// Every area, by its name.
-const AREAS: &[(&str, Area)] = &[("agent", agent::run), ("nfs", nfs::run), ("transport", transport::run)];
+const AREAS: &[(&str, Area)] = &[
+    ("agent", agent::run),
+    ("csi", csi::run),
+    ("nfs", nfs::run),
+    ("transport", transport::run),
+    ("workload", workload::run),
+];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

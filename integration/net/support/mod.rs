@@ -4,6 +4,7 @@
 
 pub mod bare;
 mod channel;
+pub mod cluster;
 mod image;
 mod machine;
 mod network;

@@ -14,7 +14,7 @@ use super::image::{Directory, Files};
 use super::machine::Machine;
 use super::switch::Switch;
 use super::trouble::TooManySnafu;
-use super::{Result, shared};
+use super::{Result, cluster, shared};
 
 /// How many machines run at the same time, of all tests together: they share four processors.
 pub const MOST: usize = 4;
@@ -265,6 +265,7 @@ impl Room {
         let fits = |taken: usize| taken + wanted <= MOST;
         if !fits(*TAKEN.lock().unwrap_or_else(PoisonError::into_inner)) {
             shared::end_if_idle();
+            cluster::end_if_idle();
         }
         let deadline = Instant::now() + ROOM_BOUND;
         let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);

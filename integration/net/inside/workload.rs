@@ -1,0 +1,73 @@
+//! What a container does with its volume: `inside workload ACTION ...`.
+
+#![allow(clippy::print_stdout, reason = "what it says is for the tests")]
+
+use std::error::Error;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between two records of one file.
+const PAUSE: Duration = Duration::from_millis(20);
+/// After an error, before the next attempt.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// `append DIRECTORY TAG NAME...`: appends numbered records to each of the files, one thread each, for ever. `ack NAME NUMBER MS`
+/// is told of each record that fsync answered for, with the milliseconds since the start; `error NAME NUMBER MS ERRNO` of what
+/// was refused, after which the file is opened anew and the same record is tried again.
+pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let ["append", directory, tag, names @ ..] = words.as_slice() else {
+        return Err("say append DIRECTORY TAG NAME...".into());
+    };
+    let begun = Instant::now();
+    println!("begins");
+    let threads: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let (path, name, tag) =
+                (PathBuf::from(directory).join(name), (*name).to_owned(), (*tag).to_owned());
+            thread::spawn(move || append(&path, &name, &tag, begun))
+        })
+        .collect();
+    for thread in threads {
+        thread.join().map_err(|_| "a writer panicked")??;
+    }
+    Ok(())
+}
+
+fn append(path: &Path, name: &str, tag: &str, begun: Instant) -> io::Result<()> {
+    let mut file = None;
+    let mut number = 0_u64;
+    let tell = |line: String| writeln!(io::stdout().lock(), "{line}").and_then(|()| io::stdout().flush());
+    loop {
+        let written = record(&mut file, path, &format!("{tag} {number:06}\n"));
+        let at = begun.elapsed().as_millis();
+        match written {
+            Ok(()) => {
+                tell(format!("ack {name} {number} {at}"))?;
+                number += 1;
+                thread::sleep(PAUSE);
+            }
+            Err(error) => {
+                tell(format!("error {name} {number} {at} {}", error.raw_os_error().unwrap_or(0)))?;
+                file = None;
+                thread::sleep(AGAIN);
+            }
+        }
+    }
+}
+
+fn record(file: &mut Option<File>, path: &Path, text: &str) -> io::Result<()> {
+    let open = match file.take() {
+        Some(open) => open,
+        None => OpenOptions::new().create(true).append(true).open(path)?,
+    };
+    let mut to = &open;
+    to.write_all(text.as_bytes())?;
+    open.sync_all()?;
+    *file = Some(open);
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! A node: its agent, and what its kubelet and its pods do.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::super::{Machine, Output, Result, Running};
+use super::objects::Volume;
+use super::{BOUND, apiserver};
+
+/// Of the agent, over all its starts.
+pub(super) const LOG: &str = "/state/agent.log";
+const KUBELET: &str = "/state/kubelet";
+/// Where a pool is mounted.
+pub const POOL: &str = "/pool";
+
+/// How long a pod's writer may run.
+const WRITER_BOUND: Duration = Duration::from_secs(900);
+
+/// What must not be left on a node without volumes.
+const LEFT: &str = r#"
+    shopt -s nullglob
+    say() { printf '%s\n' "$@"; }
+    for each in /pool/branches/* /sys/class/nvme/nvme* /sys/kernel/config/nvmet/subsystems/* /sys/block/loop*/loop \
+        /state/kubelet/plugins/kubernetes.io/csi/*/* /state/kubelet/pods/*; do say "$each"; done
+    while read -r from at _; do
+        case "$from $at" in
+        *' /programs' | *' /pool' | *' /state') ;;
+        /dev/* | *:/* | *mergerfs* | *' /state/'*) say "mount $from at $at" ;;
+        esac
+    done </proc/mounts
+    for each in /proc/[0-9]*/comm; do
+        [ "$(cat "$each" 2>/dev/null)" != mergerfs ] || say "process $(tr '\0' ' ' <"${each%comm}cmdline")"
+    done
+    if [ -e /proc/fs/nfsd/exports ]; then
+        while read -r line; do case $line in '#'* | *'fsid=0'*) ;; *) say "export $line" ;; esac; done </proc/fs/nfsd/exports
+    fi
+"#;
+
+/// How an agent is set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agent {
+    /// With the node's pool.
+    WithPool,
+    /// Without any: the node can only use volumes.
+    WithoutPool,
+}
+
+/// A machine of the cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Node<'a> {
+    /// The machine.
+    pub machine: &'a Machine,
+}
+
+impl Node<'_> {
+    /// Its name, in Kubernetes too.
+    pub fn name(&self) -> &str {
+        self.machine.name()
+    }
+
+    /// Filesystems on its disks and the agent's configuration.
+    pub(super) fn prepare(&self, kubeconfig: &str) -> Result {
+        self.machine.run(
+            "mkfs.ext4 -q -F /disk/data && mkfs.ext4 -q -F /disk/state && mkdir -p /pool /state && mount /disk/state /state
+             mkdir -p /state/etc /state/kubelet/{plugins,plugins_registry,pods}",
+        )?;
+        self.machine.write("/state/etc/kubeconfig", kubeconfig.as_bytes())?;
+        self.configure(Agent::WithPool)
+    }
+
+    /// Writes the agent's configuration; it is read at its next start.
+    pub fn configure(&self, agent: Agent) -> Result {
+        let pools = match agent {
+            Agent::WithPool => format!("[{{name: disk, path: {POOL}, reserve: 4Mi}}]"),
+            Agent::WithoutPool => "[]".to_owned(),
+        };
+        let text = format!(
+            "store: kubernetes\nkubernetes: {{kubeconfig: /state/etc/kubeconfig, kubeletDir: {KUBELET}}}\n\
+             stateDir: /state/union-csi\nlog: {{filter: 'info,union_csi=debug'}}\npools: {pools}\n"
+        );
+        self.machine.write("/state/etc/agent.yaml", text.as_bytes())
+    }
+
+    /// Everything that a boot does before the kubelet, and the agent.
+    pub fn start_agent(&self) -> Result {
+        let script = format!(
+            "mount --make-rshared /
+             grep -q ' /state ' /proc/mounts || mount /disk/state /state
+             grep -q ' {POOL} ' /proc/mounts || {{ mkdir -p {POOL}; mount /disk/data {POOL}; }}
+             if ! ip addr show eth1 | grep -q 'inet '; then ip addr add {} dev eth1; fi
+             ip link set eth1 up
+             setsid /programs/union-csi agent --config /state/etc/agent.yaml >>{LOG} 2>&1 </dev/null &
+             echo $! >/run/agent.pid",
+            apiserver::OWN_ADDRESS
+        );
+        self.machine.run(script).map(drop)
+    }
+
+    /// Waits until the agent is ready, its driver registered as by a kubelet.
+    pub fn ready(&self) -> Result {
+        self.csi(BOUND, "register", &[])?;
+        self.machine.eventually(BOUND, "curl -sf http://127.0.0.1:9830/readyz").map(drop)
+    }
+
+    /// The machine on again after [`Machine::pull_plug`], and its agent.
+    pub fn boot(&self) -> Result {
+        self.machine.start()?;
+        self.start_agent()?;
+        self.ready()
+    }
+
+    /// Kills the agent as the kernel does where memory is short.
+    pub fn kill_agent(&self) -> Result {
+        self.machine
+            .run("kill -9 $(cat /run/agent.pid); while [ -e /proc/$(cat /run/agent.pid) ]; do sleep 0.05; done")
+            .map(drop)
+    }
+
+    /// Ends the agent as a kubelet does that replaces it.
+    pub fn stop_agent(&self) -> Result {
+        self.machine
+            .run("kill $(cat /run/agent.pid); while [ -e /proc/$(cat /run/agent.pid) ]; do sleep 0.05; done")
+            .map(drop)
+    }
+
+    /// Cuts the node off the API server, or joins it again.
+    pub fn reach_api(&self, reach: bool) -> Result {
+        self.machine.run(format!("ip link set eth1 {}", if reach { "up" } else { "down" })).map(drop)
+    }
+
+    pub(super) fn info(&self) -> Result<Value> {
+        let text = self.csi(BOUND, "info", &[])?;
+        Ok(serde_json::from_str(&text).expect("JSON"))
+    }
+
+    /// One call, repeated until it succeeds, as the kubelet does.
+    fn csi(&self, bound: Duration, call: &str, given: &[String]) -> Result<String> {
+        self.machine.eventually(bound, csi_script(call, given))
+    }
+
+    fn staging(volume: &Volume) -> String {
+        format!("{KUBELET}/plugins/kubernetes.io/csi/union.csi.union.io/{}/globalmount", volume.handle)
+    }
+
+    /// Where a pod of that name has the volume, on the host.
+    pub fn target(volume: &Volume, pod: &str) -> String {
+        format!("{KUBELET}/pods/{pod}/volumes/kubernetes.io~csi/{}/mount", volume.name)
+    }
+
+    fn given(volume: &Volume) -> Vec<String> {
+        let context = serde_json::to_string(&volume.context).expect("JSON");
+        vec![
+            format!("volume={}", volume.handle),
+            format!("staging={}", Self::staging(volume)),
+            format!("context={context}"),
+            format!("fs={}", volume.fs_type),
+            format!("mode={}", volume.mode),
+        ]
+    }
+
+    /// Stages the volume.
+    pub fn stage(&self, volume: &Volume) -> Result {
+        self.csi(BOUND, "stage", &Self::given(volume)).map(drop)
+    }
+
+    /// One attempt at that.
+    pub fn try_stage(&self, volume: &Volume) -> Result<Output> {
+        self.machine.attempt(BOUND, csi_script("stage", &Self::given(volume)))
+    }
+
+    /// Publishes it for a pod; the directory on the host.
+    pub fn publish(&self, volume: &Volume, pod: &str) -> Result<String> {
+        let (mut given, target) = (Self::given(volume), Self::target(volume, pod));
+        given.push(format!("target={target}"));
+        self.csi(BOUND, "publish", &given)?;
+        Ok(target)
+    }
+
+    /// Stages and publishes.
+    pub fn mount(&self, volume: &Volume, pod: &str) -> Result<String> {
+        self.stage(volume)?;
+        self.publish(volume, pod)
+    }
+
+    /// Unpublishes and unstages.
+    pub fn unmount(&self, volume: &Volume, pod: &str) -> Result {
+        self.csi(
+            BOUND,
+            "unpublish",
+            &[format!("volume={}", volume.handle), format!("target={}", Self::target(volume, pod))],
+        )?;
+        // The kubelet removes a pod's directories.
+        self.machine.run(format!("find {KUBELET}/pods/{pod} -depth -type d -exec rmdir {{}} +"))?;
+        self.csi(
+            BOUND,
+            "unstage",
+            &[format!("volume={}", volume.handle), format!("staging={}", Self::staging(volume))],
+        )?;
+        self.machine.run(format!("rmdir \"$(dirname '{}')\"", Self::staging(volume))).map(drop)
+    }
+
+    /// What the driver tells of the volume: its usage and whether it is well.
+    pub fn stats(&self, volume: &Volume, pod: &str) -> Result<Value> {
+        let mut given = Self::given(volume);
+        given.push(format!("target={}", Self::target(volume, pod)));
+        let text = self.csi(BOUND, "stats", &given)?;
+        Ok(serde_json::from_str(&text).expect("JSON"))
+    }
+
+    /// Starts a pod's writer: appends to these files of its volume, in a mount namespace of its own.
+    pub fn write(&self, volume: &Volume, pod: &str, tag: &str, files: &[String]) -> Result<Running> {
+        let (target, files) = (Self::target(volume, pod), files.join(" "));
+        let script = format!(
+            "exec unshare --mount --propagation private -- bash -c 'mkdir -p /tmp/{pod} && mount --bind {target} /tmp/{pod} && \
+             cd / && exec inside workload append /tmp/{pod} {tag} {files}'"
+        );
+        let mut running = self.machine.start_command(script, WRITER_BOUND)?;
+        let begun = Instant::now();
+        while !running.says("begins", Duration::from_secs(5))? {
+            assert!(
+                !running.has_ended() && begun.elapsed() < BOUND,
+                "the writer does not begin: {running:?}"
+            );
+        }
+        Ok(running)
+    }
+
+    /// What is left of volumes, once none should be.
+    pub(super) fn left(&self) -> Result<Vec<String>> {
+        if !self.machine.is_on() {
+            return Ok(Vec::new());
+        }
+        Ok(self.machine.run(LEFT)?.lines().map(str::to_owned).collect())
+    }
+}
+
+fn csi_script(call: &str, given: &[String]) -> String {
+    let given: Vec<String> = given.iter().map(|g| format!("'{g}'")).collect();
+    format!("inside csi {call} kubelet={KUBELET} {}", given.join(" "))
+}
