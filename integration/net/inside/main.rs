@@ -7,6 +7,7 @@
 
 mod agent;
 mod csi;
+mod load;
 mod nfs;
 #[path = "../protocol.rs"]
 mod protocol;
@@ -23,6 +24,7 @@ type Area = fn(&[String]) -> Result<(), Box<dyn Error>>;
 const AREAS: &[(&str, Area)] = &[
     ("agent", agent::run),
     ("csi", csi::run),
+    ("load", load::run),
     ("nfs", nfs::run),
     ("transport", transport::run),
     ("workload", workload::run),

@@ -6,3 +6,4 @@ mod network;
 mod nfs;
 mod nvme;
 mod transport;
+mod write_through;
