@@ -28,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::controllers::access::AccessCounters;
 use crate::controllers::lease::Leadership;
 use crate::controllers::orphans::Findings;
 use crate::controllers::splitter::SplitterCounters;
@@ -110,13 +111,21 @@ async fn serve(config: Config) -> Result<(), AppError> {
     let counters = Arc::new(CsiCounters::default());
     let splits = SplitterCounters::default();
     let orphans = Findings::default();
-    let (leadership, leading) = Leading::prepare(&config, &ground, splits.clone(), orphans.clone());
+    let access = AccessCounters::default();
+    let (leadership, leading) = Leading::prepare(&config, &ground, |store, cluster| Controllers {
+        store,
+        cluster,
+        splits: splits.clone(),
+        orphans: orphans.clone(),
+        access: access.clone(),
+    });
     let registered = watch::Sender::new(RegistrationState::default());
     let machine = Arc::new(LocalMachine {
         node: node.clone(),
         csi: counters.clone(),
         splits,
         orphans,
+        access,
         store: ground.store.clone(),
         health: ground.health.clone(),
         traffic: ground.traffic.clone(),
@@ -234,8 +243,7 @@ impl Leading {
     fn prepare(
         config: &Config,
         ground: &Ground,
-        splits: SplitterCounters,
-        orphans: Findings,
+        controllers: impl FnOnce(Arc<dyn Store>, Option<(Client, String)>) -> Controllers,
     ) -> (watch::Receiver<Leadership>, Option<Self>) {
         if !config.mode.may_lead() {
             return (watch::Sender::new(Leadership::default()).subscribe(), None);
@@ -243,7 +251,7 @@ impl Leading {
         let cluster = config.kubernetes.as_ref().zip(ground.client.clone());
         let namespace =
             cluster.as_ref().map(|(settings, client)| (client.clone(), settings.namespace.clone()));
-        let controllers = Controllers { store: ground.store.clone(), cluster: namespace, splits, orphans };
+        let controllers = controllers(ground.store.clone(), namespace);
         let (leadership, elector, alone) = match cluster {
             Some((settings, client)) => {
                 let elector = lead::elector(client, settings, &config.node);

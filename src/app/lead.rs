@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::AppError;
 use crate::config::KubernetesSettings;
+use crate::controllers::access::{AccessController, AccessCounters};
 use crate::controllers::attacher::Attacher;
 use crate::controllers::capacity::CapacityPublisher;
 use crate::controllers::cluster::Cluster;
@@ -31,6 +32,7 @@ pub(super) struct Controllers {
     pub(super) cluster: Option<(Client, String)>,
     pub(super) splits: SplitterCounters,
     pub(super) orphans: Findings,
+    pub(super) access: AccessCounters,
 }
 
 /// A controller ended; its name.
@@ -42,13 +44,16 @@ impl Controllers {
         let store: Arc<dyn Store> = Arc::new(Guarded::new(&self.store, claim));
         let mut tasks = JoinSet::new();
         let splitter = Splitter::new(store.clone(), Timestamp::now).counting(self.splits.clone());
+        let access = AccessController::new(store.clone(), Timestamp::now).counting(self.access.clone());
         let Some((client, namespace)) = &self.cluster else {
+            spawn(&mut tasks, "the access controller", access.run(stop.clone()));
             spawn(&mut tasks, "the splitter", splitter.run(stop.clone()));
             return tasks;
         };
         let rooms = Rooms::default();
         spawn(&mut tasks, "the splitter", splitter.telling(rooms.clone()).run(stop.clone()));
         let cluster = Cluster { client: client.clone(), namespace: namespace.clone(), claim: claim.clone() };
+        spawn(&mut tasks, "the access controller", access.telling(cluster.clone()).run(stop.clone()));
         let provisioner = Provisioner::new(cluster.clone(), store.clone(), Timestamp::now);
         spawn(&mut tasks, "the provisioner", provisioner.run(stop.clone()));
         let attacher = Attacher::new(cluster.clone(), store.clone(), Timestamp::now);
@@ -111,6 +116,7 @@ pub(super) async fn lead(
         finish(&mut tasks).await;
         controllers.splits.rest();
         controllers.orphans.rest();
+        controllers.access.rest();
         match ended {
             None => {}
             Some(Ok(task)) => return Err(AppError::Task { task }),

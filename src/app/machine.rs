@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use super::node::Node;
 use super::traffic::Traffic;
 use crate::config::Mode;
+use crate::controllers::access::AccessCounters;
 use crate::controllers::lease::Leadership;
 use crate::controllers::orphans::{Findings, Known};
 use crate::controllers::splitter::SplitterCounters;
@@ -28,6 +29,7 @@ pub(super) struct LocalMachine {
     pub(super) csi: Arc<CsiCounters>,
     pub(super) splits: SplitterCounters,
     pub(super) orphans: Findings,
+    pub(super) access: AccessCounters,
     pub(super) store: Arc<dyn Store>,
     pub(super) health: Arc<dyn Health>,
     pub(super) traffic: Option<Arc<Traffic>>,
@@ -77,6 +79,7 @@ impl Machine for LocalMachine {
         Counters {
             csi: self.csi.snapshot(),
             splitter: self.splits.read(),
+            access: self.access.read(),
             orphans: self.orphans.read().last.map(|scan| scan.counts.clone()),
             store: self.store.figures(),
             kubernetes: self.traffic.as_ref().map(|traffic| traffic.figures()),

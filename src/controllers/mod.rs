@@ -4,6 +4,7 @@
 //! decided. It calls no other role. The [`splitter`] works on any store; the others are what users know from the official
 //! CSI sidecars, and exist in Kubernetes only. Each write is checked against the held [`lease`].
 
+pub mod access;
 pub mod attacher;
 pub mod capacity;
 mod class;

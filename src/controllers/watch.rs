@@ -27,6 +27,18 @@ pub(super) enum Told<T> {
     FirstRead,
 }
 
+impl<T> Told<T> {
+    /// The same of what `read` makes of the object.
+    pub(super) fn map<U>(self, read: impl FnOnce(T) -> U) -> Told<U> {
+        match self {
+            Self::Here(name, object) => Told::Here(name, read(object)),
+            Self::Gone(name) => Told::Gone(name),
+            Self::Only(names) => Told::Only(names),
+            Self::FirstRead => Told::FirstRead,
+        }
+    }
+}
+
 type Events<T> = BoxStream<'static, Result<Event<T>, StoreError>>;
 
 /// A kind of object in the store.

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
+use jiff::Timestamp;
+
 use super::api::{BranchView, HealthState, NodeView, VolumeCounts, VolumeView};
+use crate::controllers::access::waiting;
 use crate::domain::pool::{PoolReport, PoolView};
 use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName, VolumeId};
@@ -15,18 +18,25 @@ use crate::store::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condit
 pub(super) fn volumes(
     splits: &[VolumeSplit],
     branches: &[Branch],
+    nodes: &[StorageNode],
     local: &[VolumeSnapshot],
+    now: Timestamp,
 ) -> Vec<VolumeView> {
     let mut of: BTreeMap<&VolumeId, Vec<&Branch>> = BTreeMap::new();
     for branch in branches {
         of.entry(&branch.spec.volume).or_default().push(branch);
     }
     let here: BTreeMap<&VolumeId, &VolumeSnapshot> = local.iter().map(|s| (&s.volume, s)).collect();
+    let nodes: BTreeMap<&NodeName, &StorageNode> = nodes.iter().map(|n| (&n.spec.node, n)).collect();
     let known: BTreeSet<&VolumeId> = splits.iter().map(|s| &s.spec.volume).collect();
 
     let stored = splits.iter().map(|split| {
         let id = &split.spec.volume;
-        volume(split, of.get(id).map_or(&[], Vec::as_slice), here.get(id).copied())
+        let branches = of.get(id).map_or(&[][..], Vec::as_slice);
+        let waits = branches
+            .iter()
+            .find_map(|branch| waiting(split, branch, nodes.get(&branch.spec.node).copied(), now));
+        volume(split, branches, waits, here.get(id).copied())
     });
     let foreign = local.iter().filter(|s| !known.contains(&s.volume)).map(unknown);
     let mut all: Vec<VolumeView> = stored.chain(foreign).collect();
@@ -35,9 +45,15 @@ pub(super) fn volumes(
 }
 
 /// One volume of the store.
-fn volume(split: &VolumeSplit, branches: &[&Branch], local: Option<&VolumeSnapshot>) -> VolumeView {
+/// `waits`: why one of its branches cannot be used where the volume is attached.
+fn volume(
+    split: &VolumeSplit,
+    branches: &[&Branch],
+    waits: Option<String>,
+    local: Option<&VolumeSnapshot>,
+) -> VolumeView {
     let views = branch_views(split, branches);
-    let (state, message) = health(split, &views, local);
+    let (state, message) = health(split, &views, waits, local);
     VolumeView {
         id: split.spec.volume.clone(),
         request_name: split.spec.request_name.clone(),
@@ -116,6 +132,7 @@ fn branch_views(split: &VolumeSplit, branches: &[&Branch]) -> Vec<BranchView> {
 fn health(
     split: &VolumeSplit,
     branches: &[BranchView],
+    waits: Option<String>,
     local: Option<&VolumeSnapshot>,
 ) -> (HealthState, String) {
     if let Some(since) = split.meta.deleting {
@@ -148,6 +165,9 @@ fn health(
             |c| c.message.clone(),
         );
         return (HealthState::Pending, message);
+    }
+    if let Some(waits) = waits {
+        return (HealthState::Pending, waits);
     }
     let message = local.map_or("all branches exist; not mounted here", |s| s.health.message.as_str());
     (HealthState::Healthy, if message.is_empty() { "well".to_owned() } else { message.to_owned() })

@@ -143,6 +143,7 @@ impl Default for FakeMachine {
                 refused_options: Vec::new(),
             },
             counters: Counters {
+                access: crate::controllers::access::AccessFigures { grants: 5, revocations: 3, waiting: 1 },
                 store: crate::store::Figures::default(),
                 orphans: Some(scan().counts),
                 csi: vec![calls],

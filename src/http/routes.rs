@@ -9,6 +9,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
+use jiff::Timestamp;
 use schemars::{Schema, SchemaGenerator};
 use serde::Serialize;
 
@@ -201,7 +202,9 @@ fn node_views(view: &View, stored: &Stored) -> Vec<NodeView> {
 
 async fn volume_views(view: &View) -> (Vec<VolumeView>, Stored) {
     let (stored, local) = futures::future::join(stored(view), view.machine.volumes()).await;
-    (assemble::volumes(&stored.splits, &stored.branches, &local), stored)
+    let volumes =
+        assemble::volumes(&stored.splits, &stored.branches, &stored.nodes, &local, Timestamp::now());
+    (volumes, stored)
 }
 
 async fn readyz(State(view): Shared) -> Response {

@@ -50,7 +50,12 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
     {
         add(&table::SPLITS, &[outcome], Value::Count(n));
     }
+    let access = &scrape.counters.access;
+    for (order, n) in [("grant", access.grants), ("revoke", access.revocations)] {
+        add(&table::ACCESS_ORDERS, &[order], Value::Count(n));
+    }
     for (spec, n) in [
+        (&table::ACCESS_WAITING, access.waiting),
         (&table::SPLITTER_RECONCILES, splitter.reconciles),
         (&table::SPLITTER_ERRORS, splitter.errors),
         (&table::WAITING, splitter.waiting),

@@ -15,6 +15,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 use tracing_subscriber::EnvFilter;
 
+use crate::controllers::access::AccessFigures;
 use crate::controllers::orphans::scan::OrphanKind;
 use crate::controllers::splitter::SplitterFigures;
 use crate::csi::counters::MethodSnapshot;
@@ -47,6 +48,8 @@ pub struct Counters {
     pub csi: Vec<MethodSnapshot>,
     /// What the splitter has done.
     pub splitter: SplitterFigures,
+    /// What the leader ordered of branches.
+    pub access: AccessFigures,
     /// Orphans of each kind in the last scan of this instance; `None`: it does not lead, or has not scanned yet.
     pub orphans: Option<BTreeMap<OrphanKind, u64>>,
     /// What the store has.

@@ -130,6 +130,11 @@ metrics! {
         "Writes of the splitter that failed, conflicts with other writers included.";
     WAITING "union_csi_volumes_waiting" Gauge None, [],
         "Volumes that wait for room.";
+    ACCESS_ORDERS "union_csi_access_orders_total" Counter None, ["order"],
+        "Branches that this instance, leading, gave to a node (grant) or took back (revoke).";
+    ACCESS_WAITING "union_csi_access_waiting" Gauge None, [],
+        "Branches that an attached volume needs and that their owner has not made over for 10 s, on the leader; the events \
+         of their claims tell why.";
     ORPHANS "union_csi_branches_orphaned" Gauge None, [],
         "Branches whose volume does not exist.";
     ORPHANS_BY_KIND "union_csi_orphans" Gauge None, ["kind"],

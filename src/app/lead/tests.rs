@@ -30,6 +30,7 @@ async fn controllers_run_while_this_instance_leads_and_at_no_other_time() {
         cluster: None,
         splits: splits.clone(),
         orphans: Findings::default(),
+        access: AccessCounters::default(),
     };
     let led = watch::Sender::new(Leadership::default());
     let stop = CancellationToken::new();
@@ -68,6 +69,7 @@ async fn a_term_that_followed_another_at_once_is_led_under_its_own_claim() {
         cluster: None,
         splits: SplitterCounters::default(),
         orphans: Findings::default(),
+        access: AccessCounters::default(),
     };
     let lost = watch::channel(None);
     let led = watch::Sender::new(Leadership {

@@ -1,0 +1,84 @@
+//! Writes one order: over the state that it is decided on, and no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use snafu::Snafu;
+
+use super::decide::{Case, decide};
+use super::index::Seen;
+use crate::domain::NodeName;
+use crate::domain::access::{Access, LeaderDecision};
+use crate::store::{Store, StoreError};
+
+/// How long a write is waited for: longer than a client waits for an answer, so that its reason is told.
+const LONGEST_WRITE: Duration = Duration::from_secs(60);
+
+/// An order was not written.
+#[derive(Debug, Snafu)]
+pub(super) enum WriteError {
+    /// The store did not do it.
+    #[snafu(display("{source}"), context(false))]
+    Store {
+        /// Why.
+        source: StoreError,
+    },
+    /// The store does not answer.
+    #[snafu(display("the store did not answer within {} s", LONGEST_WRITE.as_secs()))]
+    Hangs,
+}
+
+impl WriteError {
+    /// Another writer came first: no fault of anyone.
+    pub(super) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Store { source: StoreError::Conflict { .. } | StoreError::Missing { .. } })
+    }
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum Written {
+    /// The order is there.
+    Ordered { access: Access, seen: Seen },
+    /// As the branch is now, there is nothing to be written.
+    Needless(Seen),
+    /// There is no such branch any more.
+    Gone,
+}
+
+/// What the order is decided on beside the branch itself.
+#[derive(Clone, Debug)]
+pub(super) struct Ground {
+    pub(super) claims: Vec<NodeName>,
+    pub(super) owner_down: Option<String>,
+}
+
+/// Reads the branch, decides about it, and writes what was decided.
+pub(super) async fn order(
+    store: Arc<dyn Store>,
+    name: Arc<str>,
+    ground: Ground,
+) -> Result<Written, WriteError> {
+    let written = tokio::time::timeout(LONGEST_WRITE, order_now(&*store, &name, &ground)).await;
+    written.unwrap_or(Err(WriteError::Hangs))
+}
+
+async fn order_now(store: &dyn Store, name: &str, ground: &Ground) -> Result<Written, WriteError> {
+    // Whoever watches hears late of what others wrote; an order is only ever based on what the store has now.
+    let Some(mut branch) = store.branches().get(name).await? else { return Ok(Written::Gone) };
+    let seen = Seen::of(&branch);
+    let decision = decide(&Case {
+        claims: &ground.claims,
+        owner: &seen.owner,
+        owner_down: ground.owner_down.as_deref(),
+        access: seen.access.as_ref(),
+        allowed: seen.allowed.as_ref(),
+    });
+    let access = match decision {
+        LeaderDecision::Grant(access) | LeaderDecision::Revoke(access) => access,
+        LeaderDecision::Wait(_) | LeaderDecision::Settled => return Ok(Written::Needless(seen)),
+    };
+    branch.spec.access = Some(access.clone());
+    let branch = store.branches().update(branch).await?;
+    Ok(Written::Ordered { access, seen: Seen::of(&branch) })
+}

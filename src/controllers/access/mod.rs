@@ -1,0 +1,345 @@
+//! Gives branches to the nodes that their volumes are used on.
+//!
+//! A branch that goes to one node at a time is ordered to be given or taken back in `Branch.spec.access`; its owner carries
+//! that out and reports (see [`crate::domain::access`], which decides). This controller watches where volumes are attached,
+//! what was ordered and what is reported, and writes the next order of each branch, all branches of a volume side by side.
+//!
+//! Invariants:
+//! - an order is written only over the state of the branch that it was decided on, which is read for it;
+//! - at most one write of a branch is under way at a time;
+//! - a volume that is only ever used where its branches lie costs no write, and nothing but a watch of what is there;
+//! - a branch whose volume has no object is left as it is: who uses it is not known;
+//! - how long an owner does not answer changes what is told of it, never what is ordered.
+//!
+//! Volumes that several nodes use at once have no claims here: nobody is given their branches by orders to one.
+
+mod apply;
+mod decide;
+mod figures;
+mod index;
+mod telling;
+mod waits;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use futures::stream::{BoxStream, FuturesUnordered, StreamExt};
+use jiff::Timestamp;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::cluster::Cluster;
+use super::events::Notice;
+use super::queue::Queue;
+use super::watch::{Told, stored};
+use crate::domain::NodeName;
+use crate::domain::access::LeaderDecision;
+use crate::store::Store;
+use crate::store::object::{Branch, StorageNode, VolumeSplit};
+use apply::{Ground, WriteError, Written, order};
+pub use decide::waiting;
+use decide::{Case, decide, owner_down, sentence};
+pub use figures::{AccessCounters, AccessFigures};
+use index::{Index, Seen, Wanted};
+use telling::Teller;
+use waits::{Look, Waits};
+
+/// Orders that may be under way at once: a drained node's worth, far less than what an API server accepts from one client.
+const IN_FLIGHT: usize = 32;
+
+/// Events that may be under way at once; they are a courtesy, and what does not fit is left out.
+const TELLING: usize = 4;
+
+/// The controller; see the module.
+pub struct AccessController {
+    store: Arc<dyn Store>,
+    clock: fn() -> Timestamp,
+    teller: Option<Teller>,
+    counters: AccessCounters,
+    index: Index,
+    queue: Queue,
+    /// Branches with a write under way, and whether they are to be looked at again after it.
+    busy: HashMap<Arc<str>, bool>,
+    waits: Waits,
+    /// To be told.
+    notices: Vec<(Arc<str>, Option<String>, Notice)>,
+}
+
+enum Change {
+    Volume(Told<Wanted>),
+    Branch(Told<Seen>),
+    /// When a node published last.
+    Node(Told<Option<Timestamp>>),
+}
+
+struct Outcome {
+    branch: Arc<str>,
+    result: Result<Written, WriteError>,
+}
+
+impl AccessController {
+    /// A controller over `store`; it does nothing until [`AccessController::run`]. `clock` tells who is silent
+    /// ([`Timestamp::now`]).
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, clock: fn() -> Timestamp) -> Self {
+        Self {
+            store,
+            clock,
+            teller: None,
+            counters: AccessCounters::default(),
+            index: Index::default(),
+            queue: Queue::default(),
+            busy: HashMap::new(),
+            waits: Waits::default(),
+            notices: Vec::new(),
+        }
+    }
+
+    /// The same, telling of waits by events in that cluster.
+    #[must_use]
+    pub fn telling(self, cluster: Cluster) -> Self {
+        Self { teller: Some(Teller::new(cluster, self.clock)), ..self }
+    }
+
+    /// The same, counting on in `counters`, which then also tell of earlier controllers.
+    #[must_use]
+    pub fn counting(self, counters: AccessCounters) -> Self {
+        Self { counters, ..self }
+    }
+
+    /// Works until `shutdown`, which comes when this instance no longer leads, too. Writes that are under way then are not
+    /// waited for: each is whole or not there.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let mut changes = changes(&self.store);
+        let mut writes: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();
+        let mut tells: FuturesUnordered<BoxFuture<'static, ()>> = FuturesUnordered::new();
+        // Nothing is decided on half a picture.
+        let mut unread = 3;
+        loop {
+            let due = self.queue.next_due().filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
+            let wake = async {
+                match due {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = shutdown.cancelled() => return,
+                Some(outcome) = writes.next() => self.settle(outcome),
+                Some(()) = tells.next() => {}
+                Some(change) = changes.next() => {
+                    let first = matches!(
+                        change,
+                        Change::Volume(Told::FirstRead)
+                            | Change::Branch(Told::FirstRead)
+                            | Change::Node(Told::FirstRead)
+                    );
+                    self.note(change, unread == 0);
+                    if first {
+                        unread -= 1;
+                        if unread == 0 {
+                            self.begin();
+                        }
+                    }
+                }
+                () = wake => {}
+            }
+            while unread == 0
+                && writes.len() < IN_FLIGHT
+                && let Some(branch) = self.queue.pop(Instant::now())
+            {
+                writes.extend(self.reconcile(&branch.into()));
+            }
+            self.counters.set_waiting(self.waits.late());
+            for (volume, asked_by, notice) in self.notices.drain(..) {
+                if let Some(teller) = self.teller.clone().filter(|_| tells.len() < TELLING) {
+                    tells.push(Box::pin(async move {
+                        teller.tell(&volume, asked_by.as_deref(), &notice).await;
+                    }));
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        let now = Instant::now();
+        for branch in self.index.branches() {
+            self.queue.add(branch, now);
+        }
+    }
+
+    /// Takes a change into the picture; `look`: has what it concerns looked at.
+    fn note(&mut self, change: Change, look: bool) {
+        let mut concerned: BTreeSet<Arc<str>> = BTreeSet::new();
+        match change {
+            Change::Volume(Told::Here(name, wanted)) => {
+                concerned.extend(self.index.put_volume(&name, Some(wanted)));
+            }
+            Change::Volume(Told::Gone(name)) => concerned.extend(self.index.put_volume(&name, None)),
+            Change::Volume(Told::Only(names)) => {
+                for name in self.index.volumes_beside(&names) {
+                    concerned.extend(self.index.put_volume(&name, None));
+                }
+            }
+            Change::Branch(Told::Here(name, seen)) => {
+                if self.index.put_branch(&name, seen) {
+                    concerned.insert(name.into());
+                }
+            }
+            Change::Branch(Told::Gone(name)) => {
+                self.index.remove_branch(&name);
+                concerned.insert(name.into());
+            }
+            Change::Branch(Told::Only(names)) => {
+                for name in self.index.branches_beside(&names) {
+                    self.index.remove_branch(&name);
+                    concerned.insert(name);
+                }
+            }
+            // That an owner is silent, or is back, is told when what waits for it is looked at.
+            Change::Node(Told::Here(name, heartbeat)) => {
+                if let Ok(node) = name.parse::<NodeName>() {
+                    self.index.put_node(&node, heartbeat);
+                }
+            }
+            Change::Node(Told::Gone(name)) => self.index.remove_node(&name),
+            Change::Node(Told::Only(names)) => self.index.only_nodes(&names),
+            Change::Volume(Told::FirstRead)
+            | Change::Branch(Told::FirstRead)
+            | Change::Node(Told::FirstRead) => {}
+        }
+        let now = Instant::now();
+        for branch in concerned.iter().filter(|_| look) {
+            self.queue.add(branch, now);
+        }
+    }
+
+    /// Decides about a branch; what is to be written is returned as a future.
+    fn reconcile(&mut self, branch: &Arc<str>) -> Option<BoxFuture<'static, Outcome>> {
+        if let Some(again) = self.busy.get_mut(branch) {
+            *again = true;
+            return None;
+        }
+        let Some((seen, wanted)) = self.index.branch(branch) else {
+            self.at_rest(branch);
+            return None;
+        };
+        let down = owner_down(self.index.heartbeat(&seen.owner), (self.clock)());
+        let decision = decide(&Case {
+            claims: &wanted.claims,
+            owner: &seen.owner,
+            owner_down: down.as_deref(),
+            access: seen.access.as_ref(),
+            allowed: seen.allowed.as_ref(),
+        });
+        match decision {
+            LeaderDecision::Grant(_) | LeaderDecision::Revoke(_) => {
+                let ground = Ground { claims: wanted.claims.clone(), owner_down: down };
+                self.busy.insert(branch.clone(), false);
+                let (store, branch) = (self.store.clone(), branch.clone());
+                Some(Box::pin(async move {
+                    let result = order(store, branch.clone(), ground).await;
+                    Outcome { branch, result }
+                }))
+            }
+            LeaderDecision::Wait(awaited) => {
+                self.queue.succeeded(branch);
+                // Nobody waits for what nobody wants.
+                match wanted.claims.first() {
+                    Some(wants) => {
+                        let why = sentence(branch, wants, &awaited);
+                        self.wait(branch, &seen.volume, wanted.asked_by.clone(), why);
+                    }
+                    None => self.at_rest(branch),
+                }
+                None
+            }
+            LeaderDecision::Settled => {
+                self.at_rest(branch);
+                None
+            }
+        }
+    }
+
+    fn wait(&mut self, branch: &Arc<str>, volume: &Arc<str>, asked_by: Option<String>, why: String) {
+        let now = Instant::now();
+        let Look { tell, again } = self.waits.waits(branch, volume, &why, now);
+        self.queue.add(branch, again);
+        if tell {
+            tracing::warn!(
+                volume.id = &**volume,
+                branch.id = &**branch,
+                reason = why,
+                "a branch waits for its owner"
+            );
+            self.notices.push((volume.clone(), asked_by, Notice::warning("BranchNotGranted", why)));
+        }
+    }
+
+    fn at_rest(&mut self, branch: &str) {
+        self.queue.succeeded(branch);
+        if self.waits.over(branch) {
+            tracing::info!(branch.id = branch, "a branch waits for its owner no more");
+        }
+    }
+
+    /// Takes the outcome of a write into the picture.
+    fn settle(&mut self, outcome: Outcome) {
+        let Outcome { branch, result } = outcome;
+        let again = self.busy.remove(&branch).unwrap_or_default();
+        let now = Instant::now();
+        match result {
+            Ok(written) => {
+                self.queue.succeeded(&branch);
+                let seen = match written {
+                    Written::Ordered { access, seen } => {
+                        self.counters.ordered(access.consumer.is_some());
+                        let given = access.consumer.as_ref().map_or("nobody", NodeName::as_str);
+                        tracing::info!(
+                            branch.id = &*branch,
+                            given.to = given,
+                            epoch = access.epoch.0,
+                            "branch ordered"
+                        );
+                        Some(seen)
+                    }
+                    Written::Needless(seen) => Some(seen),
+                    Written::Gone => None,
+                };
+                // What is gone stays gone: its event may come before the answer.
+                if let Some(seen) = seen.filter(|_| self.index.branch(&branch).is_some()) {
+                    self.index.put_branch(&branch, seen);
+                }
+                self.queue.add(&branch, now);
+            }
+            Err(error) => {
+                let wait = self.queue.add_failed(&branch, now);
+                if again {
+                    self.queue.add(&branch, now);
+                }
+                let (id, retry) = (&*branch, wait.as_millis());
+                if error.is_conflict() {
+                    tracing::debug!(branch.id = id, retry.ms = retry, "branch changed meanwhile");
+                } else {
+                    tracing::warn!(branch.id = id, %error, retry.ms = retry, "branch could not be ordered");
+                }
+            }
+        }
+    }
+}
+
+/// All changes, beginning with all objects.
+fn changes(store: &Arc<dyn Store>) -> BoxStream<'static, Change> {
+    let volumes = stored::<VolumeSplit>(store);
+    let volumes = volumes.map(|told| Change::Volume(told.map(|split| Wanted::of(&split))));
+    let branches = stored::<Branch>(store);
+    let branches = branches.map(|told| Change::Branch(told.map(|branch| Seen::of(&branch))));
+    let nodes = stored::<StorageNode>(store);
+    let nodes = nodes.map(|told| Change::Node(told.map(|node| node.status.heartbeat)));
+    futures::stream::select_all([volumes.boxed(), branches.boxed(), nodes.boxed()]).boxed()
+}
