@@ -66,6 +66,9 @@ impl Machine for LocalMachine {
             } else if self.has_pools && node.executor.latest().is_empty() {
                 problems.push("the pools are not measured yet".to_owned());
             }
+            if !node.executor.exports_restored() {
+                problems.push("the exports of this node are not back yet".to_owned());
+            }
         }
         problems.extend(self.leadership.borrow().problem.clone());
         if let RegistrationState::Failed { reason } = &*self.registered.borrow() {

@@ -20,6 +20,7 @@ pub mod loopdev;
 pub mod memory;
 pub mod mkfs;
 pub mod mount;
+mod mounted;
 pub mod namespace;
 pub mod nfs;
 pub mod nvme;

@@ -41,6 +41,7 @@ impl Branches {
         let Some(record) = self.find(&pool, spec)? else {
             return branch_error::MissingSnafu { branch: spec.id.clone(), path }.fail();
         };
+        self.permit(spec, &path)?;
         if pool.read_only && !read_only {
             return branch_error::PoolSnafu {
                 branch: spec.id.clone(),

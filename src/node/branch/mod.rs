@@ -8,6 +8,7 @@
 pub(super) mod record;
 
 mod attach;
+mod hold;
 mod make;
 mod remove;
 
@@ -113,6 +114,22 @@ pub enum BranchError {
         /// By what.
         user: String,
     },
+    /// This node may not use it now: it goes to one node at a time.
+    #[snafu(display("branch {branch} cannot be used on this node now: {reason}"))]
+    Elsewhere {
+        /// The branch.
+        branch: BranchId,
+        /// Who may, or what is waited for; a sentence.
+        reason: String,
+    },
+    /// What says who may use it cannot be relied on. Nothing was changed.
+    #[snafu(display("branch {branch}: {reason}"))]
+    Mark {
+        /// The branch.
+        branch: BranchId,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// The machine refused something.
     #[snafu(display("branch {branch}: cannot {action}: {source}"))]
     Host {
@@ -134,6 +151,8 @@ pub struct Branches {
     pools: Arc<Pools>,
     busy: Mutex<HashSet<BranchId>>,
     freed: Condvar,
+    /// Not to be attached here for now.
+    closed: Mutex<HashSet<BranchId>>,
 }
 
 /// How long a call waits for another one of the same branch. One that waits for a disk that does not answer may never
@@ -141,6 +160,7 @@ pub struct Branches {
 const TURN_BOUND: Duration = Duration::from_secs(30);
 
 /// One caller's turn with one branch.
+#[derive(Debug)]
 struct Turn<'a> {
     branches: &'a Branches,
     branch: BranchId,
@@ -158,7 +178,7 @@ impl Branches {
     /// The branches in these pools.
     #[must_use]
     pub fn new(host: Host, pools: Arc<Pools>) -> Self {
-        Self { host, pools, busy: Mutex::default(), freed: Condvar::new() }
+        Self { host, pools, busy: Mutex::default(), freed: Condvar::new(), closed: Mutex::default() }
     }
 
     /// Makes the branch, or finds it as it should be. Where `bound` is true it must exist already (a branch that was bound
@@ -198,7 +218,7 @@ impl Branches {
         self.remove(&pool, spec)
     }
 
-    /// Checks the branch's identity and mounts it at `at` (made where missing, immutable beneath the mount), so that its
+    /// Checks the branch's identity and that this node may use it, and mounts it at `at` (made where missing, immutable beneath the mount), so that its
     /// files are in `<at>/data`. Already attached there and answering is success. A raw image gets only its loop device.
     ///
     /// # Errors

@@ -1,11 +1,14 @@
 //! Brings this node's branches to what the store wants, and tells the store what is.
 //!
-//! Three loops. One measures the pools, on a timer and after each change, and keeps the figures for whoever asks
+//! Four loops. One measures the pools, on a timer and after each change, and keeps the figures for whoever asks
 //! ([`Executor::latest`]). One publishes them as this node's `StorageNode`. The third watches this node's `Branch` objects
 //! and makes, checks or removes what each of them names, several at a time and never two for one branch; what failed is
-//! tried again, later each time. Nothing is polled on the way from a planned branch to a bound one.
+//! tried again, later each time; who may use a branch is part of what its object wants (`orders`). The fourth brings back what
+//! was exported before a reboot (`exports`), from what lies beside the branches alone. Nothing is polled on the way from a planned branch to a bound one.
 
+mod exports;
 mod fresh;
+mod orders;
 mod publish;
 mod queue;
 mod strays;
@@ -25,7 +28,7 @@ use tracing::{error, info, warn};
 
 use crate::domain::pool::{PoolReport, PoolState};
 use crate::domain::{NodeName, PoolName};
-use crate::node::access::LocalUse;
+use crate::node::access::{ExportCounts, Exporter, LocalUse};
 use crate::node::branch::Branches;
 use crate::node::pool::Pools;
 use crate::node::transport::Transports;
@@ -90,8 +93,10 @@ pub struct Executor {
     facts: NodeFacts,
     pools: Arc<Pools>,
     branches: Arc<Branches>,
-    #[allow(dead_code, reason = "the owner's part uses it")]
-    exporting: Exporting,
+    transports: Arc<Transports>,
+    exporter: Arc<Exporter>,
+    /// The exports that the marks on the disks tell of were brought back once.
+    restored: watch::Sender<bool>,
     latest: watch::Sender<Arc<Vec<PoolReport>>>,
     fresh: Arc<Fresh>,
     published: watch::Sender<bool>,
@@ -126,9 +131,24 @@ impl Executor {
         exporting: Exporting,
     ) -> Self {
         let latest = watch::Sender::new(Arc::new(Vec::new()));
-        let published = watch::Sender::new(false);
+        let (published, restored) = (watch::Sender::new(false), watch::Sender::new(false));
         let (fresh, strays) = (Arc::new(Fresh::new()), watch::Sender::new(None));
-        Self { store, node, facts, pools, branches, exporting, latest, fresh, published, strays }
+        let Exporting { transports, uses } = exporting;
+        let exporter = Arc::new(Exporter::new(node.clone(), branches.clone(), transports.clone(), uses));
+        Self {
+            store,
+            node,
+            facts,
+            pools,
+            branches,
+            transports,
+            exporter,
+            restored,
+            latest,
+            fresh,
+            published,
+            strays,
+        }
     }
 
     /// The pools as last measured; empty before the first measurement.
@@ -147,6 +167,18 @@ impl Executor {
     #[must_use]
     pub fn published(&self) -> bool {
         *self.published.borrow()
+    }
+
+    /// Whether the exports of before a reboot were brought back, as far as they could be, since the agent started.
+    #[must_use]
+    pub fn exports_restored(&self) -> bool {
+        *self.restored.borrow()
+    }
+
+    /// What was done for other nodes' use of this node's branches.
+    #[must_use]
+    pub fn exports(&self) -> ExportCounts {
+        self.exporter.counts()
     }
 
     /// Works until `shutdown`. Errors are logged, published where they concern an object, and tried again.
@@ -176,7 +208,15 @@ impl Executor {
         tokio::join!(
             self.measure_loop(tell, &shutdown),
             publisher.run(measured, shutdown.clone()),
-            self.branch_loop(&shutdown)
+            self.restore_loop(&shutdown),
+            async {
+                // Orders are obeyed after what was promised before is back.
+                let mut restored = self.restored.subscribe();
+                let back = async { drop(restored.wait_for(|restored| *restored).await) };
+                if shutdown.run_until_cancelled(back).await.is_some() {
+                    self.branch_loop(&shutdown).await;
+                }
+            }
         );
     }
 
@@ -212,8 +252,12 @@ impl Executor {
         let mut running = JoinSet::new();
         let mut pools = self.latest.subscribe();
         let mut recheck = tokio::time::interval(RECHECK);
-        let worker =
-            Worker { store: self.store.clone(), branches: self.branches.clone(), fresh: self.fresh.clone() };
+        let worker = Worker {
+            store: self.store.clone(),
+            branches: self.branches.clone(),
+            exporter: self.exporter.clone(),
+            fresh: self.fresh.clone(),
+        };
         while !shutdown.is_cancelled() {
             let watched = self.store.branches().watch(Selector::Node(self.node.clone())).await;
             let mut events = match watched {

@@ -7,6 +7,7 @@ use tracing::{error, info, warn};
 
 use super::fresh::Fresh;
 use super::queue::backoff;
+use crate::node::access::Exporter;
 use crate::node::branch::{BranchError, Branches};
 use crate::store::object::{Branch, BranchPhase, BranchStatus, FINALIZER};
 use crate::store::{Store, StoreError};
@@ -27,6 +28,7 @@ pub(super) struct Done {
 pub(super) struct Worker {
     pub(super) store: Arc<dyn Store>,
     pub(super) branches: Arc<Branches>,
+    pub(super) exporter: Arc<Exporter>,
     pub(super) fresh: Arc<Fresh>,
 }
 
@@ -55,9 +57,11 @@ pub(super) fn judge(before: &BranchStatus, outcome: Result<BranchStatus, BranchE
         | BranchError::Unfit { .. }
         | BranchError::Pool { .. }
         | BranchError::Foreign { .. } => (BranchPhase::Refused, false),
-        BranchError::Host { .. } | BranchError::InUse { .. } | BranchError::Missing { .. } => {
-            (BranchPhase::Failing, true)
-        }
+        BranchError::Host { .. }
+        | BranchError::InUse { .. }
+        | BranchError::Missing { .. }
+        | BranchError::Elsewhere { .. }
+        | BranchError::Mark { .. } => (BranchPhase::Failing, true),
     };
     let status = BranchStatus { phase, reason: error.to_string(), ..before.clone() };
     Judgement { status, retry }
@@ -97,7 +101,7 @@ impl Worker {
         let outcome = blocking(move || branches.ensure_present(&spec, bound)).await;
         let failure = outcome.as_ref().err().map(ToString::to_string);
         let judgement = judge(&branch.status, outcome);
-        let pause = judgement.retry.then(|| backoff(&name, attempt));
+        let mut pause = judgement.retry.then(|| backoff(&name, attempt));
         let changed = judgement.status.phase != branch.status.phase;
         if changed {
             match &failure {
@@ -107,24 +111,36 @@ impl Worker {
                 }
             }
         }
-        if judgement.status != branch.status {
-            branch.status = judgement.status;
+        let before = std::mem::replace(&mut branch.status, judgement.status);
+        if branch.status.phase == BranchPhase::Bound && self.carry_out(&mut branch, false).await?.is_err() {
+            pause = Some(backoff(&name, attempt));
+        }
+        if branch.status != before {
             branch = self.store.branches().update_status(branch).await?;
         }
         let settled = pause.is_none().then_some(branch);
         Ok(Done { name, retry: pause, settled, changed })
     }
 
-    /// Removes the branch's files, or says why they stay.
-    async fn take_away(&self, branch: &Branch) -> Result<Result<(), String>, StoreError> {
+    /// Ends the branch's export and removes its files, or says why they stay.
+    async fn take_away(&self, branch: &mut Branch) -> Result<Result<(), String>, StoreError> {
         // Whoever deleted the object, by hand or by mistake: only the volume's own deletion ends its files.
         let volume = &branch.spec.volume;
         if let Some(split) = self.store.splits().get(volume.as_str()).await?
             && split.needs(branch.spec.index)
         {
-            return Ok(Err(format!(
+            let reason = format!(
                 "deleted, but volume {volume} needs it: its files stay, and can be used, until the volume is deleted"
-            )));
+            );
+            // Also by another node: its orders are obeyed as before.
+            let _ = self.carry_out(branch, false).await?;
+            return Ok(Err(reason));
+        }
+        // What was refused was never made.
+        if branch.status.phase != BranchPhase::Refused
+            && let Err(e) = self.carry_out(branch, true).await?
+        {
+            return Ok(Err(format!("cannot be removed: {e}")));
         }
         let (branches, spec) = (self.branches.clone(), branch.spec.clone());
         match blocking(move || branches.ensure_absent(&spec)).await {
@@ -143,7 +159,8 @@ impl Worker {
         if !branch.meta.finalizers.iter().any(|f| f == FINALIZER) {
             return Ok(Done { name, retry: None, settled: Some(branch), changed: false });
         }
-        match self.take_away(&branch).await? {
+        let before = branch.status.clone();
+        match self.take_away(&mut branch).await? {
             Ok(()) => {
                 // Whoever sees the branch gone sees its room, too: who was waiting for it asks at once.
                 self.fresh.wait().await;
@@ -157,7 +174,7 @@ impl Worker {
                 // A branch that is lost stays lost: whether it was bound must not be forgotten.
                 let phase = if existed(&branch.status) { branch.status.phase } else { BranchPhase::Failing };
                 let status = BranchStatus { phase, reason: e.clone(), ..branch.status.clone() };
-                if status != branch.status {
+                if status != before {
                     warn!(branch.id = name, error = e, retry_after = ?pause, "the branch is not removed");
                     branch.status = status;
                     self.store.branches().update_status(branch).await?;
@@ -169,7 +186,7 @@ impl Worker {
 }
 
 /// Runs what blocks on a thread for it. A panic there is a panic here.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
         Err(e) => std::panic::resume_unwind(e.into_panic()),

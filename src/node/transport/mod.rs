@@ -164,6 +164,13 @@ pub trait Owner: Send + Sync {
     /// [`TransportError`].
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError>;
 
+    /// Whether what is completed on an export of `source` survives a crash of this node, as the branch lies on the disk now:
+    /// its image is written through, or its clients send again what was not committed.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn durable(&self, source: &Source) -> Result<bool, TransportError>;
+
     /// All exports of this driver on this node, from the kernel.
     ///
     /// # Errors

@@ -29,7 +29,8 @@ pub struct Ends {
 
 /// The transports of this node. They change while the agent runs: a module is loaded, an address comes.
 pub struct Transports {
-    ends: RwLock<BTreeMap<Transport, Ends>>,
+    /// `None`: not looked at yet.
+    ends: RwLock<Option<BTreeMap<Transport, Ends>>>,
     carried: watch::Sender<Carried>,
 }
 
@@ -48,15 +49,21 @@ impl Transports {
 
     /// Takes what was found in place of what was known.
     pub fn install(&self, carried: Carried, ends: BTreeMap<Transport, Ends>) {
-        *self.ends.write().unwrap_or_else(PoisonError::into_inner) = ends;
+        let first = self.ends.write().unwrap_or_else(PoisonError::into_inner).replace(ends).is_none();
         self.carried.send_if_modified(|known| {
-            let news = *known != carried;
+            let news = first || *known != carried;
             *known = carried;
             news
         });
     }
 
-    /// What this node can carry, and each later change of it.
+    /// Whether it was looked at what this node can carry.
+    #[must_use]
+    pub fn surveyed(&self) -> bool {
+        self.ends.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// What this node can carry: the first finding, and each later change of it.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<Carried> {
         self.carried.subscribe()
@@ -85,7 +92,7 @@ impl Transports {
         of: impl FnOnce(&Ends) -> Result<T, String>,
     ) -> Result<T, TransportError> {
         let ends = self.ends.read().unwrap_or_else(PoisonError::into_inner);
-        let end = match ends.get(&transport) {
+        let end = match ends.as_ref().and_then(|ends| ends.get(&transport)) {
             Some(ends) => of(ends),
             None => Err(format!("{transport} was not found to work here")),
         };

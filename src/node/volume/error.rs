@@ -119,6 +119,8 @@ impl VolumeError {
             | BranchError::Unfit { .. }
             | BranchError::Foreign { .. }
             | BranchError::InUse { .. }
+            | BranchError::Elsewhere { .. }
+            | BranchError::Mark { .. }
             | BranchError::Missing { .. } => Self::Incomplete { volume, reason: source.to_string() },
         }
     }

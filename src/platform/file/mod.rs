@@ -232,6 +232,22 @@ impl Host {
         set_flag(path, IFlags::SYNC, synchronous)
     }
 
+    /// Whether the file has `FS_SYNC_FL` (chattr +S); false where there is no such file or no such flag.
+    ///
+    /// # Errors
+    /// What open(2) and ioctl_iflags(2) tell.
+    pub fn synchronous(&self, path: &Path) -> Result<bool> {
+        let file = match std::fs::File::open(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            opened => opened.map_err(failed("open", path))?,
+        };
+        match rustix::fs::ioctl_getflags(&file) {
+            Ok(flags) => Ok(flags.contains(IFlags::SYNC)),
+            Err(Errno::NOTTY | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            Err(errno) => Err(failed("FS_IOC_GETFLAGS", path)(errno)),
+        }
+    }
+
     /// Sets group and mode of one file or directory, not below it.
     ///
     /// # Errors

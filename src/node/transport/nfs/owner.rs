@@ -481,6 +481,10 @@ impl Owner for NfsOwner {
         })
     }
 
+    fn durable(&self, _: &Source) -> Result<bool, TransportError> {
+        Ok(true)
+    }
+
     fn exports(&self) -> Result<Vec<Exported>, TransportError> {
         let mounts = self.mounts()?;
         let (standing, rights) = (self.standing(&mounts), self.rights(&mounts));

@@ -253,6 +253,13 @@ impl Owner for NvmeOwner {
         Ok(Bytes::new(backing.size))
     }
 
+    fn durable(&self, source: &Source) -> Result<bool, TransportError> {
+        match source {
+            Source::Image(image) => self.host.synchronous(image).map_err(kernel("look at the image's flags")),
+            Source::Directory(_) => Ok(false),
+        }
+    }
+
     fn exports(&self) -> Result<Vec<Exported>, TransportError> {
         let view = self.view()?;
         let mut found = Vec::new();

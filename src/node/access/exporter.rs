@@ -1,0 +1,168 @@
+//! Carrying out the orders for this node's branches.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::carry::{Next, Pass};
+use super::tally::Tally;
+use super::{AccessError, ExportCounts, LocalUse};
+use crate::domain::access::{Access, ExportReport};
+use crate::domain::reach::Transport;
+use crate::domain::{BranchId, NodeName};
+use crate::node::branch::{BranchError, Branches};
+use crate::node::transport::Transports;
+use crate::store::object::BranchSpec;
+
+/// Looks at one branch in a row. An order takes two or three: one that does it, one that ends this node's use in between, one
+/// that finds nothing left to do.
+const LOOKS: u32 = 8;
+
+/// What is known of a branch from elsewhere than its own node.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::node) struct Asked<'a> {
+    /// The branch.
+    pub(in crate::node) spec: &'a BranchSpec,
+    /// `Branch.spec.access`; `None` also where the store was not asked.
+    pub(in crate::node) wanted: Option<&'a Access>,
+    /// The branch is to go.
+    pub(in crate::node) deleting: bool,
+    /// What other nodes call themselves to the transport.
+    pub(in crate::node) identities: &'a BTreeMap<NodeName, String>,
+    /// `Branch.status.export`.
+    pub(in crate::node) reported: Option<&'a ExportReport>,
+}
+
+/// All that can be done for a branch is done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settled {
+    /// What was seen, where that is news.
+    pub report: Option<ExportReport>,
+    /// The other node that it is open to.
+    pub open_to: Option<NodeName>,
+    /// The other node that it is to be open to, and that has not published what it calls itself.
+    pub waits_for: Option<NodeName>,
+    /// The transport that the branch goes by.
+    pub transport: Transport,
+}
+
+/// Carries out orders for the branches of one node. Functions block; those for one branch follow one another.
+pub struct Exporter {
+    node: NodeName,
+    branches: Arc<Branches>,
+    transports: Arc<Transports>,
+    uses: Arc<dyn LocalUse>,
+    tally: Tally,
+    open: Mutex<BTreeSet<BranchId>>,
+}
+
+impl std::fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exporter").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl Exporter {
+    /// For the branches of `node`.
+    #[must_use]
+    pub fn new(
+        node: NodeName,
+        branches: Arc<Branches>,
+        transports: Arc<Transports>,
+        uses: Arc<dyn LocalUse>,
+    ) -> Self {
+        Self { node, branches, transports, uses, tally: Tally::default(), open: Mutex::default() }
+    }
+
+    /// What was done since the agent started.
+    #[must_use]
+    pub fn counts(&self) -> ExportCounts {
+        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner).len();
+        self.tally.counts(u64::try_from(open).unwrap_or(u64::MAX))
+    }
+
+    /// Where the branches lie.
+    pub(super) fn branches(&self) -> &Branches {
+        &self.branches
+    }
+
+    /// The node whose branches these are.
+    pub(super) const fn node(&self) -> &NodeName {
+        &self.node
+    }
+
+    /// Does what is to be done for the branch until nothing is left.
+    ///
+    /// # Errors
+    /// [`AccessError`]: what was done until then stays, and the next call goes on.
+    pub(in crate::node) fn settle(&self, asked: &Asked<'_>) -> Result<Settled, AccessError> {
+        let settled = self.look_until_settled(asked);
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        match &settled {
+            Ok(Settled { open_to: Some(_), .. }) => drop(open.insert(asked.spec.id.clone())),
+            Ok(_) => drop(open.remove(&asked.spec.id)),
+            Err(_) => Tally::count(&self.tally.failures),
+        }
+        settled
+    }
+
+    fn look_until_settled(&self, asked: &Asked<'_>) -> Result<Settled, AccessError> {
+        let branch = &asked.spec.id;
+        let transport = Transport::between_nodes(asked.spec.format);
+        let boot_id = self.branches.boot_id(branch)?;
+        // Set while this node's use is ended, until nothing is left to do: it must not begin anew in between.
+        let mut closed = None;
+        for _ in 0..LOOKS {
+            let held = match self.branches.hold(asked.spec) {
+                Ok(held) => held,
+                Err(BranchError::Missing { .. }) if asked.deleting => return self.end_without_files(asked),
+                Err(e) => return Err(e.into()),
+            };
+            let owner = self.transports.owner(transport);
+            let owner = owner.as_ref().map(|owner| owner.as_ref());
+            let pass = Pass {
+                asked,
+                held: &held,
+                node: &self.node,
+                boot_id: &boot_id,
+                transport,
+                owner,
+                tally: &self.tally,
+            };
+            match pass.run()? {
+                Next::Again => {}
+                Next::Settled(settled) => return Ok(settled),
+                Next::EndHere => {
+                    drop(held);
+                    if closed.is_none() {
+                        closed = Some(self.branches.close(branch));
+                    }
+                    let begun = std::time::Instant::now();
+                    self.uses
+                        .end(asked.spec)
+                        .map_err(|reason| AccessError::Used { branch: branch.clone(), reason })?;
+                    Tally::count(&self.tally.ended);
+                    tracing::info!(
+                        branch.id = %branch, epoch = asked.wanted.map(|wanted| wanted.epoch.0),
+                        duration.seconds = begun.elapsed().as_secs_f64(),
+                        "this node's own use of the branch is ended"
+                    );
+                }
+            }
+        }
+        Err(AccessError::Restless { branch: branch.clone() })
+    }
+
+    /// The files of a branch that is to go are gone already: of its export there may be something left.
+    fn end_without_files(&self, asked: &Asked<'_>) -> Result<Settled, AccessError> {
+        let transport = Transport::between_nodes(asked.spec.format);
+        let branch = &asked.spec.id;
+        if let Ok(owner) = self.transports.owner(transport) {
+            owner.unexport(branch).map_err(|source| AccessError::Transport {
+                branch: branch.clone(),
+                action: "end its export",
+                source,
+            })?;
+        }
+        Ok(Settled { report: None, open_to: None, waits_for: None, transport })
+    }
+}

@@ -1,0 +1,40 @@
+//! Exports after a reboot, from the marks alone.
+
+use std::collections::BTreeMap;
+
+use super::exporter::{Asked, Exporter};
+use super::{AccessError, mark};
+use crate::domain::BranchId;
+use crate::store::object::BranchSpec;
+
+/// An export that is not back.
+#[derive(Debug)]
+pub(in crate::node) struct Missed {
+    /// The branch.
+    pub(in crate::node) branch: BranchId,
+    /// Why.
+    pub(in crate::node) error: AccessError,
+}
+
+impl Exporter {
+    /// The branches, in pools that can be used now, that were given to another node as far as their marks tell.
+    pub(in crate::node) fn given(&self) -> Vec<BranchSpec> {
+        self.branches().specs(&self.node().clone(), |host, place| {
+            let kept = mark::read(host, place);
+            matches!(kept, Ok(mark::Kept::Mark(m)) if m.access.consumer.as_ref().is_some_and(|to| to != self.node()))
+        })
+    }
+
+    /// Brings the exports of these branches back, as their marks say; tells which are not.
+    pub(in crate::node) fn restore(&self, given: &[BranchSpec]) -> Vec<Missed> {
+        let nobody = BTreeMap::new();
+        let mut missed = Vec::new();
+        for spec in given {
+            let asked = Asked { spec, wanted: None, deleting: false, identities: &nobody, reported: None };
+            if let Err(error) = self.settle(&asked) {
+                missed.push(Missed { branch: spec.id.clone(), error });
+            }
+        }
+        missed
+    }
+}

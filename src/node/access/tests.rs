@@ -1,0 +1,415 @@
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use super::carry::{Held, Next, Pass};
+use super::exporter::{Asked, Settled};
+use super::mark::Kept;
+use super::tally::Tally;
+use super::*;
+use crate::domain::access::{Access, Epoch, ExportReport, Generation, Mark};
+use crate::domain::{Bytes, NodeName};
+use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source};
+
+/// A kernel that can fail at one of its calls, before or after it did what was asked for.
+#[derive(Default)]
+struct Kernel {
+    exports: BTreeMap<u64, (bool, Vec<String>)>,
+    calls: u32,
+    fail: Option<(u32, When)>,
+    durable: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum When {
+    Before,
+    After,
+}
+
+#[derive(Default)]
+struct FakeOwner(Mutex<Kernel>);
+
+impl FakeOwner {
+    fn act(&self, work: impl FnOnce(&mut Kernel)) -> Result<(), TransportError> {
+        let mut kernel = self.0.lock().unwrap();
+        kernel.calls += 1;
+        let failing = kernel.fail.filter(|(at, _)| *at == kernel.calls).map(|(_, when)| when);
+        if failing != Some(When::Before) {
+            work(&mut kernel);
+        }
+        let open: Vec<_> = kernel.exports.values().flat_map(|(_, allowed)| allowed.clone()).collect();
+        assert!(open.len() <= 1, "two nodes may write: {open:?}");
+        match failing {
+            None => Ok(()),
+            Some(_) => {
+                Err(TransportError::Unable { action: "go on", reason: "it was told to fail".to_owned() })
+            }
+        }
+    }
+
+    fn allowed(&self) -> Vec<(u64, String)> {
+        let kernel = self.0.lock().unwrap();
+        kernel.exports.iter().flat_map(|(g, (_, all))| all.iter().map(|a| (*g, a.clone()))).collect()
+    }
+}
+
+impl Owner for FakeOwner {
+    fn export(&self, id: &ExportId, _: &Source) -> Result<Endpoint, TransportError> {
+        self.act(|kernel| {
+            kernel.exports.retain(|g, _| *g == id.generation.0);
+            kernel.exports.entry(id.generation.0).or_insert((true, Vec::new()));
+        })?;
+        Ok(Endpoint { address: "10.0.0.1:4420".parse().unwrap(), name: id.generation.to_string() })
+    }
+    fn allow(&self, id: &ExportId, peer: &Peer, _: Option<&Secret>) -> Result<(), TransportError> {
+        self.act(|kernel| {
+            let (_, allowed) = kernel.exports.get_mut(&id.generation.0).expect("it is exported");
+            if !allowed.contains(&peer.identity) {
+                allowed.push(peer.identity.clone());
+            }
+        })
+    }
+    fn fence(&self, _: &ExportId, peer: &Peer) -> Result<(), TransportError> {
+        self.act(|kernel| kernel.exports.values_mut().for_each(|(_, a)| a.retain(|p| *p != peer.identity)))
+    }
+    fn unexport(&self, _: &BranchId) -> Result<(), TransportError> {
+        self.act(|kernel| kernel.exports.clear())
+    }
+    fn grown(&self, _: &ExportId) -> Result<Bytes, TransportError> {
+        Ok(Bytes::ZERO)
+    }
+    fn durable(&self, _: &Source) -> Result<bool, TransportError> {
+        Ok(self.0.lock().unwrap().durable)
+    }
+    fn exports(&self) -> Result<Vec<Exported>, TransportError> {
+        let address = "10.0.0.1:4420".parse().unwrap();
+        let tell = |(g, (whole, allowed)): (&u64, &(bool, Vec<String>))| Exported {
+            id: ExportId { branch: "v-0".parse().unwrap(), generation: Generation(*g) },
+            endpoint: whole.then(|| Endpoint { address, name: g.to_string() }),
+            allowed: allowed.clone(),
+        };
+        Ok(self.0.lock().unwrap().exports.iter().map(tell).collect())
+    }
+}
+
+/// A branch whose mark can fail to be written, before or after it is on the disk.
+#[derive(Default)]
+struct FakeBranch {
+    kept: RefCell<Option<Kept>>,
+    here: Cell<bool>,
+    fail: Cell<Option<When>>,
+}
+
+impl FakeBranch {
+    fn mark(&self) -> Mark {
+        match &*self.kept.borrow() {
+            Some(Kept::Mark(mark)) => mark.clone(),
+            other => panic!("no mark: {other:?}"),
+        }
+    }
+}
+
+impl Held for &FakeBranch {
+    fn kept(&self) -> Result<Kept, BranchError> {
+        Ok(self.kept.borrow().clone().unwrap_or(Kept::Nothing))
+    }
+    fn remember(&self, mark: &Mark) -> Result<(), BranchError> {
+        let fail = self.fail.take();
+        if fail != Some(When::Before) {
+            *self.kept.borrow_mut() = Some(Kept::Mark(mark.clone()));
+        }
+        let failed = || BranchError::Mark { branch: "v-0".parse().unwrap(), reason: "told to".to_owned() };
+        fail.map_or(Ok(()), |_| Err(failed()))
+    }
+    fn here(&self) -> Result<bool, BranchError> {
+        Ok(self.here.get())
+    }
+    fn source(&self) -> Source {
+        Source::Image("/p/branches/v-0/disk.img".into())
+    }
+}
+
+/// One node's branch, and what others see of it.
+#[derive(Default)]
+struct World {
+    owner: FakeOwner,
+    branch: FakeBranch,
+    boot: u32,
+    wanted: Option<Access>,
+    deleting: bool,
+    reported: Option<ExportReport>,
+    unable: Option<TransportError>,
+}
+
+impl World {
+    fn order(&mut self, consumer: Option<&str>, epoch: u64) {
+        let consumer = consumer.map(|name| name.parse().unwrap());
+        self.wanted = Some(Access { consumer, epoch: Epoch(epoch) });
+    }
+
+    /// One attempt, as the executor makes it.
+    fn settle(&mut self) -> Result<Settled, AccessError> {
+        let spec = crate::store::contract::branch("v", 0, "a").spec;
+        let spec = BranchSpec { id: "v-0".parse().unwrap(), ..spec };
+        let identities = ["b", "c"].map(|n| (n.parse::<NodeName>().unwrap(), format!("nqn.{n}"))).into();
+        let asked = Asked {
+            spec: &spec,
+            wanted: self.wanted.as_ref(),
+            deleting: self.deleting,
+            identities: &identities,
+            reported: self.reported.as_ref(),
+        };
+        let (node, boot_id, tally) = ("a".parse().unwrap(), self.boot.to_string(), Tally::default());
+        for _ in 0..8 {
+            let owner: Result<&dyn Owner, _> = self.unable.as_ref().map_or(Ok(&self.owner), Err);
+            let pass = Pass {
+                asked: &asked,
+                held: &&self.branch,
+                node: &node,
+                boot_id: &boot_id,
+                transport: Transport::NvmeTcp,
+                owner,
+                tally: &tally,
+            };
+            match pass.run()? {
+                Next::Again => {}
+                Next::EndHere => self.branch.here.set(false),
+                Next::Settled(settled) => {
+                    if let Some(report) = &settled.report {
+                        self.reported = Some(report.clone());
+                    }
+                    return Ok(settled);
+                }
+            }
+            let open = self.owner.allowed();
+            assert!(open.is_empty() || !self.branch.here.get(), "{open:?} and this node may write");
+        }
+        panic!("it does not come to rest");
+    }
+
+    /// The kernel forgets what it exported, and what was attached.
+    fn reboot(&mut self) {
+        self.boot += 1;
+        self.owner.0.lock().unwrap().exports.clear();
+        self.branch.here.set(false);
+    }
+}
+
+/// The orders that the tests go through, each from where the one before ended.
+const ORDERS: [(Option<&str>, u64); 7] =
+    [(Some("b"), 1), (None, 2), (Some("c"), 3), (None, 4), (Some("a"), 5), (None, 6), (Some("b"), 7)];
+
+fn obeyed(world: &World, consumer: Option<&str>, epoch: u64) {
+    let allowed = world.owner.allowed();
+    let other = consumer.filter(|node| *node != "a");
+    let names: Vec<_> = allowed.iter().map(|(_, name)| name.clone()).collect();
+    assert_eq!(names, other.map(|node| format!("nqn.{node}")).into_iter().collect::<Vec<_>>());
+    let mark = world.branch.mark();
+    assert_eq!(
+        (mark.access.epoch, mark.access.consumer.as_ref().map(NodeName::as_str)),
+        (Epoch(epoch), consumer)
+    );
+    let report = world.reported.as_ref().unwrap();
+    assert_eq!(report.allowed, mark.access, "what is reported is what was carried out");
+    assert_eq!(report.generation, mark.generation);
+    for (generation, _) in allowed {
+        assert_eq!(Generation(generation), mark.generation);
+    }
+}
+
+#[test]
+fn a_branch_goes_from_node_to_node_and_each_grant_has_a_generation_of_its_own() {
+    let mut world = World::default();
+    let mut generations = Vec::new();
+    for (consumer, epoch) in ORDERS {
+        world.branch.here.set(consumer.is_none() && world.branch.kept.borrow().is_none());
+        world.order(consumer, epoch);
+        world.settle().unwrap();
+        obeyed(&world, consumer, epoch);
+        if consumer.is_some_and(|node| node != "a") {
+            generations.push(world.branch.mark().generation.0);
+        }
+        let calls = world.owner.0.lock().unwrap().calls;
+        assert_eq!(world.settle().unwrap().report, None, "there is nothing left to tell");
+        assert_eq!(world.owner.0.lock().unwrap().calls, calls, "nor to do");
+    }
+    assert_eq!(generations, [1, 2, 3]);
+}
+
+#[test]
+fn whichever_call_fails_before_or_after_its_effect_the_next_attempt_ends_as_ordered() {
+    let mut failures = 0;
+    for when in [When::Before, When::After] {
+        for order in 0..ORDERS.len() {
+            for at in 1.. {
+                let mut world = World::default();
+                for (consumer, epoch) in &ORDERS[..order] {
+                    world.order(*consumer, *epoch);
+                    world.settle().unwrap();
+                }
+                // Used at home by whom it was given to.
+                world.branch.here.set(order > 0 && ORDERS[order - 1].0 == Some("a"));
+                let (consumer, epoch) = ORDERS[order];
+                world.order(consumer, epoch);
+                let begun = world.owner.0.lock().unwrap().calls;
+                world.owner.0.lock().unwrap().fail = Some((begun + at, when));
+                let first = world.settle();
+                if first.is_ok() {
+                    break;
+                }
+                failures += 1;
+                world.settle().unwrap();
+                obeyed(&world, consumer, epoch);
+            }
+        }
+    }
+    assert!(failures > 10, "{failures}");
+}
+
+#[test]
+fn a_mark_that_is_not_written_is_no_order_carried_out() {
+    for when in [When::Before, When::After] {
+        let mut world = World::default();
+        world.order(Some("b"), 1);
+        world.settle().unwrap();
+        world.order(None, 2);
+        world.branch.fail.set(Some(when));
+        world.settle().unwrap_err();
+        assert_eq!(world.reported.as_ref().unwrap().allowed.epoch, Epoch(1));
+        world.settle().unwrap();
+        obeyed(&world, None, 2);
+    }
+}
+
+#[test]
+fn what_this_node_uses_is_ended_before_another_may_have_it() {
+    let mut world = World::default();
+    world.branch.here.set(true);
+    world.order(None, 1);
+    world.settle().unwrap();
+    assert!(!world.branch.here.get());
+    world.order(Some("b"), 2);
+    world.settle().unwrap();
+    obeyed(&world, Some("b"), 2);
+}
+
+#[test]
+fn after_a_reboot_the_mark_alone_tells_what_to_export_and_under_which_name() {
+    for (durable, generation) in [(true, 1), (false, 2)] {
+        let mut world = World::default();
+        world.owner.0.lock().unwrap().durable = durable;
+        world.order(Some("b"), 1);
+        world.settle().unwrap();
+        world.reboot();
+        let wanted = world.wanted.take();
+        let settled = world.settle().unwrap();
+        assert_eq!(settled.open_to.as_ref().map(NodeName::as_str), Some("b"));
+        assert_eq!(world.owner.allowed(), [(generation, "nqn.b".to_owned())]);
+        let calls = world.owner.0.lock().unwrap().calls;
+        world.wanted = wanted;
+        world.settle().unwrap();
+        assert_eq!(world.owner.0.lock().unwrap().calls, calls, "the object says nothing new");
+    }
+}
+
+#[test]
+fn a_fenced_node_stays_fenced_through_a_reboot() {
+    let mut world = World::default();
+    world.order(Some("b"), 1);
+    world.settle().unwrap();
+    let old = world.wanted.clone();
+    world.order(None, 2);
+    world.settle().unwrap();
+    world.reboot();
+    // The object is read as it was before.
+    world.wanted = old;
+    world.settle().unwrap();
+    assert_eq!(world.owner.allowed(), []);
+}
+
+#[test]
+fn a_lost_mark_gives_every_right_anew_and_one_of_a_newer_program_is_left_alone() {
+    let mut world = World::default();
+    world.order(Some("b"), 1);
+    world.settle().unwrap();
+    *world.branch.kept.borrow_mut() = Some(Kept::Lost("{".to_owned()));
+    world.settle().unwrap();
+    obeyed(&world, Some("b"), 1);
+    assert_eq!(world.branch.mark().generation, Generation(2));
+
+    *world.branch.kept.borrow_mut() = Some(Kept::Newer("form 2".to_owned()));
+    world.order(None, 2);
+    world.settle().unwrap_err();
+    assert_eq!(world.owner.allowed().len(), 1);
+}
+
+#[test]
+fn what_is_half_made_or_there_twice_is_ended_and_made_anew() {
+    for half in [true, false] {
+        let mut world = World::default();
+        world.order(Some("b"), 1);
+        world.settle().unwrap();
+        {
+            let mut kernel = world.owner.0.lock().unwrap();
+            match half {
+                true => kernel.exports.get_mut(&1).unwrap().0 = false,
+                false => drop(kernel.exports.insert(0, (true, Vec::new()))),
+            }
+        }
+        world.settle().unwrap();
+        obeyed(&world, Some("b"), 1);
+        assert_eq!(world.owner.allowed(), [(1, "nqn.b".to_owned())]);
+    }
+}
+
+#[test]
+fn while_exports_cannot_be_seen_nobody_is_told_that_they_are_gone() {
+    let unable = || TransportError::Unable { action: "export branches", reason: "no address".to_owned() };
+    let mut world = World::default();
+    world.order(Some("b"), 1);
+    world.settle().unwrap();
+    world.order(None, 2);
+    world.unable = Some(unable());
+    let error = world.settle().unwrap_err();
+    assert!(matches!(error, AccessError::Unseen { .. }), "{error}");
+    // In another boot nothing can stand of it.
+    world.reboot();
+    world.settle().unwrap();
+    assert_eq!(world.reported.as_ref().unwrap().allowed.epoch, Epoch(2));
+}
+
+#[test]
+fn a_node_that_cannot_export_serves_its_own_branches() {
+    let mut world = World {
+        unable: Some(TransportError::Unable { action: "x", reason: String::new() }),
+        ..World::default()
+    };
+    assert_eq!(world.settle().unwrap().report, None, "never governed");
+    world.order(Some("a"), 1);
+    world.branch.here.set(true);
+    world.settle().unwrap();
+    assert!(world.branch.here.get());
+    world.order(Some("b"), 3);
+    let error = world.settle().unwrap_err();
+    assert!(matches!(error, AccessError::Transport { .. }), "{error}");
+}
+
+#[test]
+fn a_node_that_tells_nothing_of_itself_is_waited_for() {
+    let mut world = World::default();
+    world.order(Some("d"), 1);
+    let settled = world.settle().unwrap();
+    assert_eq!(settled.waits_for.as_ref().map(NodeName::as_str), Some("d"));
+    assert_eq!(world.owner.allowed(), []);
+    assert_eq!(world.reported.as_ref().unwrap().allowed, Access { consumer: None, epoch: Epoch(1) });
+}
+
+#[test]
+fn a_branch_that_is_to_go_is_taken_from_everybody_whatever_the_order_says() {
+    let mut world = World::default();
+    world.order(Some("b"), 1);
+    world.settle().unwrap();
+    world.deleting = true;
+    let settled = world.settle().unwrap();
+    assert_eq!((world.owner.allowed(), settled.open_to, settled.waits_for), (Vec::new(), None, None));
+}
