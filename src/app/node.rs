@@ -1,5 +1,6 @@
 //! The node role: what gives and mounts this machine's storage.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,7 +16,8 @@ use crate::node::branch::Branches;
 use crate::node::executor::{ClusterLabels, Executor, Exporting, NodeFacts};
 use crate::node::heal::Healer;
 use crate::node::pool::Pools;
-use crate::node::transport::Transports;
+use crate::node::survey::Survey;
+use crate::node::transport::{Carried, Transports};
 use crate::node::union::Unions;
 use crate::node::volume::{VolumeSettings, Volumes};
 use crate::platform::Host;
@@ -27,8 +29,9 @@ pub(super) struct Node {
     pub(super) volumes: Arc<Volumes>,
     pub(super) executor: Arc<Executor>,
     /// What it can carry between itself and others.
-    #[allow(dead_code, reason = "the survey of the network fills it")]
-    pub(super) transports: Arc<Transports>,
+    transports: Arc<Transports>,
+    /// Finds that out; `None` where there are no others, or this node takes no part.
+    survey: Option<Arc<Survey>>,
 }
 
 impl Node {
@@ -44,6 +47,10 @@ impl Node {
         let pools = Arc::new(pools.with_under(config.pools_under.clone()));
         let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
         let transports = Arc::new(Transports::none());
+        let survey = config.network.wanted(config.kubernetes.is_some()).then(|| {
+            let (settings, state) = (config.network.clone(), &config.state_dir);
+            Arc::new(Survey::new(host, &config.node, settings, state, transports.clone()))
+        });
         for lack in host.missing_devices() {
             tracing::warn!(%lack, "some volumes cannot be served here");
         }
@@ -84,11 +91,15 @@ impl Node {
         let volumes = Arc::new(volumes.context(HostSnafu { action: "read this boot's id" })?);
         let exporting = Exporting { transports: transports.clone(), uses: volumes.clone() };
         let executor = Arc::new(Executor::new(store, node, facts, pools, branches, exporting));
-        Ok(Self { unions, volumes, executor, transports })
+        Ok(Self { unions, volumes, executor, transports, survey })
     }
 
-    /// Takes over the volumes that an earlier agent left mounted.
+    /// Finds out what this node can carry, and takes over the volumes that an earlier agent left mounted.
     pub(super) async fn recover(&self) {
+        match &self.survey {
+            Some(survey) => survey.look().await,
+            None => self.transports.install(Carried::default(), BTreeMap::new()),
+        }
         let begun = std::time::Instant::now();
         self.volumes.recover().await;
         tracing::info!(seconds = begun.elapsed().as_secs_f64(), "volumes of the earlier agent taken over");
@@ -101,6 +112,12 @@ impl Node {
             executor.run(stop).await;
             Ok(())
         });
+        if let Some(survey) = self.survey.clone() {
+            tasks.spawn("the survey of the network", |stop| async move {
+                survey.run(stop).await;
+                Ok(())
+            });
+        }
         let volumes = (*self.volumes).clone();
         tasks.spawn("the healer", |stop| async move {
             Healer::new(volumes).run(stop).await;

@@ -167,6 +167,21 @@ pub const KEYS: &[Key] = &[
         "",
         "How long CreateVolume waits for branches before it answers DEADLINE_EXCEEDED; the work goes on. `1s` to `10m`.",
     ),
+    key(
+        "network.interface",
+        "detected",
+        "",
+        "Interface over which branches of this node serve other nodes, and theirs this one: the one with the default route, \
+         else the only one that is up. `off`: neither.",
+    ),
+    key(
+        "network.subnet",
+        "none",
+        "",
+        "Range of addresses as `10.0.0.0/8`: the interface is one that has an address within it, and only such addresses are \
+         used. For nodes that share one configuration.",
+    ),
+    key("network.nvmePort", "4420", "", "TCP port at which this node serves image branches to other nodes."),
     key("maxVolumes", "no limit", "", "How many volumes this node takes."),
     key(
         "log.filter",

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use crate::domain::NodeName;
 use crate::node::pool::{PoolSettings, PoolsUnder};
+use crate::node::survey::NetworkSettings;
 use crate::node::union::MergerfsSettings;
 use crate::platform::container::Surroundings;
 
@@ -76,6 +77,8 @@ pub struct Config {
     pub bundled_mergerfs: Option<PathBuf>,
     /// How long CreateVolume waits for branches before it answers with `DEADLINE_EXCEEDED`. Default 60 s.
     pub create_timeout: Duration,
+    /// The network that branches of other nodes are reached over.
+    pub network: NetworkSettings,
     /// How many volumes this node takes (CSI `NodeGetInfoResponse.max_volumes_per_node`); `None`: no limit.
     pub max_volumes: Option<u32>,
     /// Log filter in the syntax of tracing's `EnvFilter`. Default `info`.

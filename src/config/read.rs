@@ -14,6 +14,7 @@ use crate::domain::policy;
 use crate::domain::pool::Reserve;
 use crate::domain::{NodeName, PoolName};
 use crate::node::pool::{PoolSettings, PoolsUnder};
+use crate::node::survey::NetworkSettings;
 use crate::node::union::MergerfsSettings;
 
 /// Below these, and below the kubelet's directory, a volume may be mounted unless told otherwise: where people mount.
@@ -104,6 +105,7 @@ impl Reader<'_> {
                 ),
             },
             create_timeout: self.duration(root, "createTimeout", "createTimeout", 60, CREATE_BOUNDS),
+            network: self.network(root),
             max_volumes: self.max_volumes(root),
             log_filter: self.parsed(filter, "info".to_owned(), scalar::log_filter),
             log_json: self.parsed(format, false, scalar::log_format),
@@ -323,6 +325,24 @@ impl Reader<'_> {
             }
         }
         labels
+    }
+
+    fn network(&mut self, root: Section<'_>) -> NetworkSettings {
+        let section = self.subsection(root, "network");
+        // YAML reads a plain off as false.
+        let off = section.find("interface").is_some_and(|(_, node)| matches!(node.value, Value::Bool(false)));
+        let interface = if off { None } else { self.text(section, "interface", "network.interface") };
+        let subnet = self.text(section, "subnet", "network.subnet");
+        let port = self.text(section, "nvmePort", "network.nvmePort");
+        let default = NetworkSettings::default();
+        // The outer one tells whether it is set, the inner whether it is a name.
+        let interface = self.parsed(interface, None, |text| scalar::interface(text).map(Some));
+        NetworkSettings {
+            enabled: !off && interface != Some(None),
+            interface: interface.flatten(),
+            subnet: self.parsed(subnet, None, |text| scalar::subnet(text).map(Some)),
+            nvme_port: self.parsed(port, default.nvme_port, scalar::port),
+        }
     }
 
     fn max_volumes(&mut self, root: Section<'_>) -> Option<u32> {

@@ -8,6 +8,7 @@ use super::{Access, Config, KubernetesSettings};
 use crate::domain::duration;
 use crate::domain::pool::Reserve;
 use crate::node::pool::{PoolSettings, PoolsUnder};
+use crate::node::survey::NetworkSettings;
 
 /// The configuration as JSON, in the keys of the file.
 #[must_use]
@@ -34,6 +35,7 @@ pub fn json(config: &Config) -> Value {
             "options": config.mergerfs.options,
             "startTimeout": duration::format(config.mergerfs.start_timeout),
         },
+        "network": network(&config.network),
         "createTimeout": duration::format(config.create_timeout),
         "log": {
             "filter": config.log_filter,
@@ -45,6 +47,19 @@ pub fn json(config: &Config) -> Value {
     }
     if let Some(max) = config.max_volumes {
         value["maxVolumes"] = json!(max);
+    }
+    value
+}
+
+fn network(settings: &NetworkSettings) -> Value {
+    let mut value = json!({ "nvmePort": settings.nvme_port });
+    if !settings.enabled {
+        value["interface"] = json!("off");
+    } else if let Some(interface) = &settings.interface {
+        value["interface"] = json!(interface);
+    }
+    if let Some(subnet) = settings.subnet {
+        value["subnet"] = json!(subnet.to_string());
     }
     value
 }

@@ -9,6 +9,7 @@ use crate::domain::Bytes;
 use crate::domain::duration::format;
 use crate::domain::pool::{Media, Reserve};
 use crate::domain::spelling::nearest;
+use crate::node::survey::{InvalidSubnet, Subnet};
 
 /// What is wrong, and what to do.
 pub(super) struct Wrong {
@@ -86,6 +87,45 @@ pub(super) fn listen(text: &str) -> Parsed<Option<SocketAddr>> {
             "write for example 127.0.0.1:9830, [::1]:9830 or 0.0.0.0:9830, or off",
         )
     })
+}
+
+/// The name of an interface, or `off`. The kernel's names have at most 15 bytes, no slash and no space (dev_valid_name).
+pub(super) fn interface(text: &str) -> Parsed<Option<String>> {
+    if text == "off" {
+        return Ok(None);
+    }
+    let good = (1..=15).contains(&text.len())
+        && text != "."
+        && text != ".."
+        && !text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
+    if good {
+        return Ok(Some(text.to_owned()));
+    }
+    Err(wrong(
+        format!("{text:?} is not the name of an interface"),
+        "write it as `ip link` shows it, for example eth1; to choose by address, use network.subnet; or off",
+    ))
+}
+
+/// A range of addresses.
+pub(super) fn subnet(text: &str) -> Parsed<Subnet> {
+    text.parse().map_err(|error: InvalidSubnet| {
+        let remedy = match &error {
+            InvalidSubnet::Form { .. } => {
+                "write address and bits of the network, as 10.0.0.0/8 or fd00::/64".to_owned()
+            }
+            InvalidSubnet::Within { meant, .. } => format!("write {meant}"),
+        };
+        wrong(error.to_string(), remedy)
+    })
+}
+
+/// A TCP port.
+pub(super) fn port(text: &str) -> Parsed<u16> {
+    match text.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err(wrong(format!("{text:?} is not a port"), "write a number from 1 to 65535")),
+    }
 }
 
 /// `5%` or a quantity.

@@ -2,6 +2,7 @@
 //!
 //! - [`pool`]: what the configured pools are and have.
 //! - [`transport`]: reaching a branch from another node: exporting it to one consumer, attaching it there.
+//! - [`survey`]: what of that this machine can do, and its place on the network.
 //! - [`access`]: who may use a branch of this node: carrying out the orders of its object.
 //! - [`branch`]: branches on disk: making, finding, attaching, removing.
 //! - [`executor`]: brings this node's branches to what the store wants, and tells the store what is.
@@ -16,6 +17,7 @@ pub mod branch;
 pub mod executor;
 pub mod heal;
 pub mod pool;
+pub mod survey;
 pub mod transport;
 pub mod union;
 pub mod volume;

@@ -22,6 +22,7 @@ pub mod mkfs;
 pub mod mount;
 mod mounted;
 pub mod namespace;
+pub mod net;
 pub mod nfs;
 pub mod nvme;
 pub mod process;

@@ -18,6 +18,7 @@ use super::strays::Strays;
 use super::{NodeFacts, REWATCH};
 use crate::domain::pool::{PoolReport, PoolState};
 use crate::domain::{Bytes, NodeName};
+use crate::node::transport::Carried;
 use crate::store::object::{Meta, StorageNode, StorageNodeSpec, StorageNodeStatus, Version, set_condition};
 use crate::store::{Event, Selector, Store, StoreError};
 
@@ -36,6 +37,9 @@ const SETTLE: Duration = Duration::from_secs(5);
 
 /// Own writes whose events may be outstanding: two, of a node that is made, and a few more for events that are late.
 const WRITTEN: usize = 8;
+
+/// The condition that tells whether other nodes can reach this one; absent where none are to.
+const STORAGE_NETWORK: &str = "StorageNetwork";
 
 /// Writes attempted against others' before a pause.
 const ATTEMPTS: u32 = 4;
@@ -60,6 +64,8 @@ pub(super) struct Publisher {
     /// Whether the object is in the store, as far as this node has heard.
     pub(super) known: watch::Sender<bool>,
     pub(super) published: Published,
+    /// What it can carry between itself and others.
+    pub(super) carried: watch::Receiver<Carried>,
     /// What of this node is nobody's; `None`: not looked for yet, what was published stays.
     pub(super) strays: watch::Receiver<Option<Arc<Strays>>>,
 }
@@ -80,6 +86,8 @@ pub(super) struct Published {
     due: Option<Instant>,
     /// With these, which an older definition of the object may have left out.
     strays: Option<Arc<Strays>>,
+    /// And this.
+    carried: Option<Carried>,
     failures: u32,
     not_before: Option<Instant>,
 }
@@ -117,6 +125,7 @@ impl Publisher {
                 Ok(()) = measured.changed() => {}
                 Ok(()) = self.facts.cluster_labels.changed() => {}
                 Ok(()) = self.strays.changed() => {}
+                Ok(()) = self.carried.changed() => {}
                 event = next(&mut events) => match event {
                     Some(Ok(event)) => self.note(event),
                     Some(Err(error)) => {
@@ -159,11 +168,13 @@ impl Publisher {
         }
         let Measured { begun, reports } = measured;
         let strays = self.strays.borrow_and_update().clone();
+        let carried = self.carried.borrow_and_update().clone();
         let relabelled = |old: &StorageNode| self.facts.all_labels(&old.status.labels) != old.status.labels;
         let haste = match &self.published.object {
             None => Haste::Now,
             Some(_) if self.published.edited => Haste::Now,
             Some(old) if relabelled(old) => Haste::Now,
+            Some(old) if self.published.carries_other(old, &carried) => Haste::Now,
             Some(old) => {
                 let changed = Changed {
                     here: begun > self.published.begun,
@@ -185,11 +196,12 @@ impl Publisher {
         }
         for attempt in 1..=ATTEMPTS {
             let base = self.published.object.take();
-            let told = (reports.as_slice(), strays.as_deref());
+            let told = Told { pools: &reports, strays: strays.as_deref(), carried: &carried };
             match write(&*self.store, &self.node, &self.facts, told, base).await {
                 Ok(object) => {
                     self.published.wrote(object, now);
                     self.published.strays = strays;
+                    self.published.carried = Some(carried);
                     self.done(begun);
                     self.known.send_replace(true);
                     return;
@@ -224,6 +236,14 @@ impl Published {
         told != (&strays.unclaimed, &strays.abandoned)
     }
 
+    /// Whether this is yet to be told. `old` is the object as it is stored.
+    fn carries_other(&self, old: &StorageNode, carried: &Carried) -> bool {
+        match &self.carried {
+            Some(told) => told != carried,
+            None => (&old.status.transports, &old.status.network) != (&carried.transports, &carried.network),
+        }
+    }
+
     /// Takes what an event told, unless it is of an own write.
     fn note(&mut self, object: StorageNode) {
         if self.written.contains(&object.meta.version) {
@@ -243,6 +263,13 @@ impl Published {
         }
         *self = Self { object: Some(object), written, at: Some(at), ..Self::default() };
     }
+}
+
+/// What is to be published.
+struct Told<'a> {
+    pools: &'a [PoolReport],
+    strays: Option<&'a Strays>,
+    carried: &'a Carried,
 }
 
 /// How soon something is to be published.
@@ -294,7 +321,7 @@ async fn write(
     store: &dyn Store,
     node: &NodeName,
     facts: &NodeFacts,
-    (pools, strays): (&[PoolReport], Option<&Strays>),
+    Told { pools, strays, carried }: Told<'_>,
     base: Option<StorageNode>,
 ) -> Result<StorageNode, StoreError> {
     let nodes = store.nodes();
@@ -322,6 +349,8 @@ async fn write(
         mergerfs_version: facts.mergerfs_version.clone(),
         kernel: facts.kernel.clone(),
         heartbeat: Some(Timestamp::now()),
+        transports: carried.transports.clone(),
+        network: carried.network.clone(),
         ..before
     };
     let bad: Vec<&PoolReport> = pools.iter().filter(|p| p.state != PoolState::Ready).collect();
@@ -332,7 +361,16 @@ async fn write(
             (false, "PoolsUnavailable", all.join("; "))
         }
     };
-    set_condition(&mut object.status.conditions, Timestamp::now(), "Ready", ready, reason, &message);
+    let conditions = &mut object.status.conditions;
+    set_condition(conditions, Timestamp::now(), "Ready", ready, reason, &message);
+    match &carried.network {
+        Some(network) => {
+            let well = network.problem.is_empty();
+            let reason = if well { "AddressFound" } else { "NetworkProblem" };
+            set_condition(conditions, Timestamp::now(), STORAGE_NETWORK, well, reason, &network.problem);
+        }
+        None => conditions.retain(|condition| condition.kind != STORAGE_NETWORK),
+    }
     nodes.update_status(object).await
 }
 

@@ -57,6 +57,15 @@ impl Transports {
         });
     }
 
+    /// Tells of what was found, and leaves the ends as they are.
+    pub fn tell(&self, carried: Carried) {
+        self.carried.send_if_modified(|known| {
+            let news = *known != carried;
+            *known = carried;
+            news
+        });
+    }
+
     /// Whether it was looked at what this node can carry.
     #[must_use]
     pub fn surveyed(&self) -> bool {

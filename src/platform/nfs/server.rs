@@ -65,12 +65,12 @@ impl Host {
         self.mount_filesystem(Path::new("nfsd"), &roots.nfsd, "nfsd", MountAttr::default(), "")
     }
 
-    /// What the server does now; its control files must be available.
+    /// What the server does now: nothing where its control files are not there.
     ///
     /// # Errors
     /// They cannot be read or understood.
     pub fn nfs_server_state(&self, roots: &NfsRoots) -> Result<NfsServerState> {
-        let threads = self.control(&roots.nfsd.join("threads"))?.unwrap_or_default();
+        let threads = self.control(&roots.nfsd.join("threads"))?.unwrap_or_else(|| "0".to_owned());
         let threads = threads.parse().map_err(|_| HostError::Unexpected {
             subject: roots.nfsd.join("threads").display().to_string(),
             reason: format!("{threads:?} is no number"),

@@ -76,6 +76,22 @@ fn the_late_event_of_an_own_write_is_no_edit_and_anothers_write_is() {
     assert!(!published.edited);
 }
 
+#[test]
+fn what_an_older_definition_of_the_object_leaves_out_is_not_written_for_ever() {
+    let carried = Carried { network: Some(Default::default()), ..Carried::default() };
+    let stored = StorageNode {
+        meta: Meta::new("n"),
+        spec: StorageNodeSpec { node: "n".parse().unwrap() },
+        status: StorageNodeStatus::default(),
+    };
+    let mut published = Published::default();
+    assert!(published.carries_other(&stored, &carried));
+    published.wrote(stored.clone(), Instant::now());
+    published.carried = Some(carried.clone());
+    assert!(!published.carries_other(&stored, &carried), "it was told, though it is not there");
+    assert!(published.carries_other(&stored, &Carried::default()));
+}
+
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
     pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect()
 }
@@ -113,6 +129,7 @@ async fn the_clusters_labels_are_published_when_they_come_and_the_configurations
         fresh: Arc::new(Fresh::new()),
         known: watch::Sender::new(false),
         published: Published::default(),
+        carried: watch::Sender::default().subscribe(),
         strays: watch::Sender::new(None).subscribe(),
     };
     let (tell, measured) = watch::channel(None);
@@ -152,6 +169,7 @@ mod kept {
     struct Bench {
         store: Arc<dyn Store>,
         tell: watch::Sender<Option<Measured>>,
+        carried: watch::Sender<Carried>,
         known: watch::Receiver<bool>,
         shutdown: CancellationToken,
         _directory: tempfile::TempDir,
@@ -167,7 +185,7 @@ mod kept {
         let directory = tempfile::tempdir().unwrap();
         let store: Arc<dyn Store> = Arc::new(LocalStore::open(&directory.path().join("s")).unwrap());
         let (tell, measured) = watch::channel(None);
-        let known = watch::Sender::new(false);
+        let (known, carried) = (watch::Sender::new(false), watch::Sender::default());
         let facts = NodeFacts {
             labels: Default::default(),
             cluster_labels: watch::Sender::new(None).subscribe(),
@@ -184,11 +202,12 @@ mod kept {
             fresh: Arc::new(Fresh::new()),
             known: known.clone(),
             published: Published::default(),
+            carried: carried.subscribe(),
             strays: watch::Sender::new(None).subscribe(),
         };
         let shutdown = CancellationToken::new();
         tokio::spawn(publisher.run(measured, shutdown.clone()));
-        Bench { store, tell, known: known.subscribe(), shutdown, _directory: directory }
+        Bench { store, tell, carried, known: known.subscribe(), shutdown, _directory: directory }
     }
 
     impl Bench {
@@ -234,5 +253,65 @@ mod kept {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(bench.store.nodes().get("n").await.unwrap(), before);
+    }
+
+    #[tokio::test]
+    async fn what_the_node_can_carry_is_told_at_once_with_what_is_wrong_and_once() {
+        use crate::domain::reach::{Ability, StorageNetwork, Transport, TransportReport};
+
+        let bench = bench();
+        bench.measure();
+        bench.until("it is published", |n| n.is_some_and(|n| !n.status.pools.is_empty())).await;
+        let able = || Ability { able: true, reason: "loaded".into() };
+        let nvme = TransportReport {
+            transport: Transport::NvmeTcp,
+            owner: able(),
+            consumer: able(),
+            authentication: able(),
+            identity: Some("nqn".into()),
+        };
+        let network = StorageNetwork {
+            interface: "eth1".into(),
+            addresses: vec!["10.0.0.1".into()],
+            ..StorageNetwork::default()
+        };
+        let well = Carried { transports: vec![nvme.clone()], network: Some(network.clone()) };
+        bench.carried.send_replace(well.clone());
+        let condition = |n: &StorageNode| {
+            n.status
+                .conditions
+                .iter()
+                .find(|c| c.kind == STORAGE_NETWORK)
+                .map(|c| (c.status, c.message.clone()))
+        };
+        bench
+            .until("it is told", |n| {
+                n.is_some_and(|n| {
+                    n.status.transports == [nvme.clone()]
+                        && n.status.network == Some(network.clone())
+                        && condition(n) == Some((true, String::new()))
+                })
+            })
+            .await;
+
+        let before = bench.store.nodes().get("n").await.unwrap();
+        for _ in 0..10 {
+            bench.carried.send_replace(well.clone());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(bench.store.nodes().get("n").await.unwrap(), before, "the same again is no news");
+
+        let bad = StorageNetwork { problem: "eth1 is down".into(), ..network };
+        bench.carried.send_replace(Carried { network: Some(bad), ..well });
+        let message = "eth1 is down".to_owned();
+        bench.until("the problem is told", |n| n.and_then(condition) == Some((false, message.clone()))).await;
+        bench.carried.send_replace(Carried::default());
+        bench
+            .until("nothing is left of it", |n| {
+                n.is_some_and(|n| {
+                    condition(n).is_none() && n.status.network.is_none() && n.status.transports.is_empty()
+                })
+            })
+            .await;
     }
 }

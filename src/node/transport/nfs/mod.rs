@@ -24,7 +24,7 @@ mod name;
 mod owner;
 
 pub use self::consumer::NfsConsumer;
-pub use self::owner::NfsOwner;
+pub use self::owner::{NfsOwner, occupied};
 
 use serde::{Deserialize, Serialize};
 

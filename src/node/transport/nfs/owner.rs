@@ -27,6 +27,32 @@ const EXPIRE: Duration = Duration::from_secs(20);
 /// Between two looks whether they have ended.
 const PAUSE: Duration = Duration::from_millis(20);
 
+/// Why this machine's NFS server cannot serve for this driver: it serves for someone else, and a kernel has one only. `None`
+/// where it can, or does. Loads and starts nothing; `recovery` is where it would note its clients.
+///
+/// # Errors
+/// [`TransportError::Kernel`]: what the server does cannot be read.
+pub fn occupied(host: &Host, roots: &NfsRoots, recovery: &Path) -> Result<Option<String>, TransportError> {
+    let exports = host.nfs_exports(roots).map_err(kernel("read what is exported by NFS"))?;
+    if let Some(entry) = exports.iter().find(|e| e.granted && !name::is_ours(&e.domain)) {
+        return Ok(Some(format!(
+            "this machine's NFS server exports {} to {} already, and the kernel has one server only: stop that \
+             (nfs-server.service), or use image branches here",
+            entry.path.display(),
+            entry.domain
+        )));
+    }
+    let state = host.nfs_server_state(roots).map_err(kernel("ask the kernel's NFS server"))?;
+    Ok(match state.recovery {
+        Some(other) if state.threads > 0 && other != recovery => Some(format!(
+            "this machine's NFS server runs for someone else (it notes its clients in {}): stop it \
+             (nfs-server.service), or use image branches here",
+            other.display()
+        )),
+        _ => None,
+    })
+}
+
 /// Exports directories by the kernel's NFS server. See the module's documentation.
 #[derive(Debug)]
 pub struct NfsOwner {
@@ -136,26 +162,12 @@ impl NfsOwner {
                 kernel("make the kernel's NFS server available")(error)
             }
         })?;
-        let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
-        let exports = self.host.nfs_exports(&self.roots).map_err(kernel("read what is exported by NFS"))?;
-        let foreign = exports.iter().find(|e| e.granted && !name::is_ours(&e.domain));
-        if let Some(entry) = foreign {
-            return Err(unable(format!(
-                "this machine's NFS server exports {} to {} already, and the kernel has one server only: stop that \
-                 (nfs-server.service), or use image branches here",
-                entry.path.display(),
-                entry.domain
-            )));
+        if let Some(reason) = occupied(&self.host, &self.roots, &self.serving.recovery)? {
+            return Err(unable(reason));
         }
+        let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
         if state.threads > 0 {
-            return match state.recovery {
-                Some(recovery) if recovery != self.serving.recovery => Err(unable(format!(
-                    "this machine's NFS server runs for someone else (it notes its clients in {}): stop it \
-                     (nfs-server.service), or use image branches here",
-                    recovery.display()
-                ))),
-                _ => Ok(false),
-            };
+            return Ok(false);
         }
         // Peers that only a server before this one knew would wait for it to tell them of their root.
         let forget = "make the NFS server forget who it knew";

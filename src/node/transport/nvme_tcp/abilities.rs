@@ -1,5 +1,7 @@
 //! What this node's kernel can carry, and making it ready.
 
+use std::collections::BTreeMap;
+
 use super::{kernel, names};
 use crate::node::transport::{Abilities, Ability, TransportError};
 use crate::platform::nvme::Nvme;
@@ -20,6 +22,27 @@ pub fn probe(nvme: &Nvme) -> Abilities {
         _ => Ability::Unable { reason: "this node cannot be both owner and consumer".to_owned() },
     };
     Abilities { owner, consumer, authentication }
+}
+
+/// What is seen of both ends without loading anything. While it stays the same, so does what [`probe`] tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signs {
+    target: bool,
+    initiator: bool,
+    modules: BTreeMap<&'static str, Module>,
+}
+
+/// Looks at both ends as they are.
+///
+/// # Errors
+/// The kernel's files cannot be read.
+pub fn signs(nvme: &Nvme) -> Result<Signs, TransportError> {
+    let all = [OWNER.as_slice(), &CONSUMER].concat();
+    Ok(Signs {
+        target: nvme.target().map_err(kernel("read the NVMe target's tree"))?.is_some(),
+        initiator: nvme.connect_options().map_err(kernel("read /dev/nvme-fabrics"))?.is_some(),
+        modules: nvme.modules(&all).map_err(kernel("read the lists of modules"))?,
+    })
 }
 
 /// Makes the owner's end ready: configfs mounted, the target loaded.

@@ -19,7 +19,7 @@ mod names;
 mod owner;
 mod plan;
 
-pub use abilities::{prepare_consumer, prepare_owner, probe};
+pub use abilities::{Signs, prepare_consumer, prepare_owner, probe, signs};
 pub use consumer::NvmeConsumer;
 pub use names::HostIdentity;
 pub use owner::NvmeOwner;

@@ -1,0 +1,314 @@
+//! What this node can carry to and from others, and where they reach it: found out, told, and kept true.
+//!
+//! Facts come from the kernel: interfaces and addresses by rtnetlink (`platform::net`), the abilities of NVMe and NFS from its
+//! files. What is made of them is pure (`choose`, `probe`): a [`Carried`] and the ends of each transport, for [`Transports`].
+//! A look is made before anything else of the node works, then when an interface or address changed, and once a minute.
+//!
+//! - The first look loads the modules that are there, as the first export or attachment would; later ones only where something
+//!   has changed. The NFS server is looked at and never started here.
+//! - The kernel may hang in a look. It is waited for within a bound, what was known stays, and no second one is begun beside it.
+//! - Others are not contacted. A node listens only while it exports something, so an attempt to connect would tell nothing of
+//!   one that is well; how attachments stand, the kernel tells.
+//! - The ends outlive an address that was lost: what is exported must be fenced and ended all the same.
+
+mod choose;
+mod probe;
+mod settings;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use self::choose::{Place, choose};
+use self::probe::{Kernel, Probed};
+use crate::domain::NodeName;
+use crate::node::transport::nvme_tcp::HostIdentity;
+use crate::node::transport::{Carried, Transports};
+use crate::platform::Host;
+
+pub use self::settings::{InvalidSubnet, NetworkSettings, Subnet};
+
+/// How often everything is looked at again: routes and speeds, whose changes the kernel does not tell us, and modules.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// Changes come in groups: an address follows its interface, and a pod brings several.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Looks that are not awaited by anything are so far apart at least: an interface may come and go all the time.
+const APART: Duration = Duration::from_secs(5);
+
+/// The kernel answers about its network in milliseconds; not while something holds its lock.
+const NETWORK_BOUND: Duration = Duration::from_secs(5);
+
+/// Loading modules takes a second on a machine that just booted. The start of the agent waits for this.
+const PROBE_BOUND: Duration = Duration::from_secs(20);
+
+/// Longer than machine-id(5) allows.
+const MACHINE_ID_LIMIT: usize = 256;
+
+/// Finds out what this node can carry.
+#[derive(Debug)]
+pub struct Survey {
+    host: Host,
+    settings: NetworkSettings,
+    kernel: Kernel,
+    transports: Arc<Transports>,
+    known: Mutex<Known>,
+}
+
+/// What was found so far.
+#[derive(Debug, Default)]
+struct Known {
+    place: Option<Place>,
+    /// The addresses of the last place that had any.
+    addresses: Vec<IpAddr>,
+    probed: Option<Probed>,
+    /// A look that was not answered within its bound.
+    pending: Option<JoinHandle<Probed>>,
+    /// What the ends were made of.
+    installed: Option<(Probed, Vec<IpAddr>)>,
+    told: Option<Carried>,
+}
+
+impl Survey {
+    /// Of `node` on this machine, for `transports`. Nothing is looked at yet.
+    #[must_use]
+    pub fn new(
+        host: &Host,
+        node: &NodeName,
+        settings: NetworkSettings,
+        state_dir: &Path,
+        transports: Arc<Transports>,
+    ) -> Self {
+        let kernel = Kernel::new(host, identity(host, node), state_dir, settings.nvme_port);
+        Self { host: host.clone(), settings, kernel, transports, known: Mutex::default() }
+    }
+
+    /// Looks once, within bounds, and tells what was found.
+    pub async fn look(&self) {
+        let mut known = self.known.lock().await;
+        let place = self.place(&mut known).await;
+        if !place.addresses.is_empty() {
+            known.addresses.clone_from(&place.addresses);
+        }
+        let probed = match self.probe(&mut known).await {
+            Some(probed) => {
+                known.probed = Some(probed.clone());
+                probed
+            }
+            None => known.probed.clone().unwrap_or_else(|| {
+                Probed::unknown("this node's kernel was asked and has not answered yet: see its log (dmesg)")
+            }),
+        };
+        let carried = Carried {
+            transports: self.kernel.reports(&probed, &place),
+            network: Some(place.network.clone()),
+        };
+        let made_of = (probed, known.addresses.clone());
+        if known.told.as_ref() == Some(&carried) && known.installed.as_ref() == Some(&made_of) {
+            return;
+        }
+        log(known.told.as_ref(), &carried);
+        // Ends are replaced only by others: one may be at work, and takes turns with itself.
+        if known.installed.as_ref() == Some(&made_of) {
+            self.transports.tell(carried.clone());
+        } else {
+            self.transports.install(carried.clone(), self.kernel.ends(&made_of.0, &made_of.1));
+        }
+        known.told = Some(carried);
+        known.installed = Some(made_of);
+    }
+
+    /// Looks again and again until `stop`.
+    pub async fn run(&self, stop: CancellationToken) {
+        let mut changes: Option<BoxStream<'static, ()>> = None;
+        loop {
+            if changes.is_none() {
+                match self.host.network_changes() {
+                    Ok(begun) => changes = Some(begun),
+                    Err(error) => {
+                        warn!(%error, looking_every = ?EVERY, "changes of the network are not told by the kernel")
+                    }
+                }
+            }
+            let looked = Instant::now();
+            let changed = tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(EVERY) => false,
+                more = next(&mut changes) => {
+                    if !more {
+                        changes = None;
+                        tokio::time::sleep(SETTLE).await;
+                    }
+                    true
+                }
+            };
+            if changed {
+                let at = (looked + APART).max(Instant::now() + SETTLE);
+                if stop.run_until_cancelled(settle(&mut changes, at)).await.is_none() {
+                    return;
+                }
+            }
+            if stop.run_until_cancelled(self.look()).await.is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Where this node is now, or was when the kernel last told.
+    async fn place(&self, known: &mut Known) -> Place {
+        let problem = match timeout(NETWORK_BOUND, self.host.network()).await {
+            Ok(Ok(facts)) => {
+                let mut place = choose(&facts, &self.settings);
+                place.network.megabits = self.megabits(&place.network.interface).await;
+                known.place = Some(place.clone());
+                return place;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the kernel did not tell of its network within {NETWORK_BOUND:?}"),
+        };
+        known.place.clone().unwrap_or_else(|| {
+            let name = self.settings.interface.as_deref().unwrap_or_default();
+            Place::nowhere(name, format!("this node's interfaces cannot be read: {problem}"))
+        })
+    }
+
+    async fn megabits(&self, interface: &str) -> Option<u32> {
+        if interface.is_empty() {
+            return None;
+        }
+        let (host, interface) = (self.host.clone(), interface.to_owned());
+        let asked = tokio::task::spawn_blocking(move || host.link_megabits(&interface)).await;
+        asked.ok()?.ok()?
+    }
+
+    /// What the kernel can; `None` where it does not answer in time.
+    async fn probe(&self, known: &mut Known) -> Option<Probed> {
+        let mut asked = known.pending.take().unwrap_or_else(|| {
+            let (kernel, before) = (self.kernel.clone(), known.probed.clone());
+            tokio::task::spawn_blocking(move || kernel.probe(before.as_ref()))
+        });
+        match timeout(PROBE_BOUND, &mut asked).await {
+            Ok(answer) => answer.ok(),
+            Err(_) => {
+                warn!(bound = ?PROBE_BOUND, "the kernel does not answer what it can carry; it is waited for");
+                known.pending = Some(asked);
+                None
+            }
+        }
+    }
+}
+
+/// What this machine calls itself to owners of images.
+fn identity(host: &Host, node: &NodeName) -> Result<HostIdentity, String> {
+    const FILE: &str = "/etc/machine-id";
+    const REMEDY: &str = "run systemd-machine-id-setup, or write 32 random hexadecimal digits there";
+    match host.read_file(Path::new(FILE), MACHINE_ID_LIMIT) {
+        Ok(Some(id)) if !id.trim_ascii().is_empty() => {
+            Ok(HostIdentity::of(node, &String::from_utf8_lossy(&id)))
+        }
+        Ok(_) => Err(format!("this machine has no id in {FILE} that tells it from others: {REMEDY}")),
+        Err(error) => Err(format!("this machine's id cannot be read: {error}")),
+    }
+}
+
+/// The next change; `false` when no more are told. Waits for ever where none are told.
+async fn next(changes: &mut Option<BoxStream<'static, ()>>) -> bool {
+    match changes {
+        Some(changes) => changes.next().await.is_some(),
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until `at`, and passes over what is told meanwhile.
+async fn settle(changes: &mut Option<BoxStream<'static, ()>>, at: Instant) {
+    let pass = async {
+        while next(changes).await {}
+        *changes = None;
+        std::future::pending::<()>().await;
+    };
+    // Passing over never ends.
+    let _ = tokio::time::timeout_at(at, pass).await;
+}
+
+fn log(before: Option<&Carried>, now: &Carried) {
+    let before_network = before.and_then(|before| before.network.as_ref());
+    if let Some(network) = now.network.as_ref().filter(|now| before_network != Some(now)) {
+        let (interface, addresses) = (&network.interface, network.addresses.join(" "));
+        if network.problem.is_empty() {
+            info!(network.interface = interface, network.addresses = addresses, "the storage network");
+        } else {
+            warn!(
+                network.interface = interface,
+                problem = network.problem,
+                "the storage network is not well"
+            );
+        }
+    }
+    for report in &now.transports {
+        let old = before.and_then(|b| b.transports.iter().find(|old| old.transport == report.transport));
+        if old.is_some_and(|old| (&old.owner, &old.consumer) == (&report.owner, &report.consumer)) {
+            continue;
+        }
+        info!(
+            transport = %report.transport, owner.able = report.owner.able, owner.reason = report.owner.reason,
+            consumer.able = report.consumer.able, consumer.reason = report.consumer.reason, "what this node can carry"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::reach::Transport;
+
+    #[tokio::test]
+    async fn a_look_tells_where_this_node_is_and_the_same_again_is_no_news() {
+        let directory = tempfile::tempdir().unwrap();
+        let transports = Arc::new(Transports::none());
+        let mut seen = transports.watch();
+        let settings =
+            NetworkSettings { interface: Some("nosuch0".to_owned()), ..NetworkSettings::default() };
+        let host = Host::new();
+        let survey =
+            Survey::new(&host, &"n".parse().unwrap(), settings, directory.path(), transports.clone());
+        // Nothing is loaded for a test.
+        survey.known.lock().await.probed = Some(Probed::unknown("not asked"));
+        survey.known.lock().await.pending = Some(tokio::spawn(async { Probed::unknown("not asked") }));
+        survey.look().await;
+        let carried = seen.borrow_and_update().clone();
+        let network = carried.network.unwrap();
+        assert!(network.problem.contains("no interface nosuch0"), "{network:?}");
+        assert_eq!(carried.transports.len(), 2);
+        let refused = transports.owner(Transport::NvmeTcp).err().map(|e| e.to_string());
+        assert!(refused.is_some_and(|text| text.ends_with("not asked")));
+        survey.known.lock().await.pending = Some(tokio::spawn(async { Probed::unknown("not asked") }));
+        survey.look().await;
+        assert!(!seen.has_changed().unwrap());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_kernel_that_hangs_is_asked_once_and_what_was_known_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let transports = Arc::new(Transports::none());
+        let settings = NetworkSettings::default();
+        let host = Host::new();
+        let survey =
+            Survey::new(&host, &"n".parse().unwrap(), settings, directory.path(), transports.clone());
+        let mut known = Known { pending: Some(tokio::spawn(std::future::pending())), ..Known::default() };
+        let pending = known.pending.as_ref().map(JoinHandle::id);
+        assert_eq!(survey.probe(&mut known).await, None);
+        assert_eq!(survey.probe(&mut known).await, None);
+        assert_eq!(known.pending.as_ref().map(JoinHandle::id), pending, "no second question");
+        known.pending.as_ref().unwrap().abort();
+    }
+}
