@@ -203,7 +203,7 @@ impl Executor {
             fresh: self.fresh.clone(),
             known: self.published.clone(),
             strays: self.strays.subscribe(),
-            carried: self.exporting.transports.watch(),
+            carried: self.transports.watch(),
             published: Published::default(),
         };
         tokio::join!(
