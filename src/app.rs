@@ -296,11 +296,12 @@ fn services(
     };
     let tasks = TaskTracker::new();
     let store = ground.store.clone();
-    let volumes = node.map(|node| node.volumes.clone());
+    let volumes = node.map(|node| (node.volumes.clone(), node.transports.watch()));
     csi::Services {
-        identity: IdentityService::new(ground.health.clone(), volumes.clone().map(|v| v as _)),
+        identity: IdentityService::new(ground.health.clone(), volumes.clone().map(|(v, _)| v as _)),
         controller: config.mode.may_lead().then(|| ControllerService::new(store.clone(), settings.clone())),
-        node: volumes.map(|volumes| NodeService::new(volumes, store, settings, tasks.clone())),
+        node: volumes
+            .map(|(volumes, carried)| NodeService::new(volumes, store, settings, carried, tasks.clone())),
         counters,
         tasks,
     }

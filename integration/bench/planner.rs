@@ -5,7 +5,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use union_csi::domain::Bytes;
 use union_csi::domain::policy::{Placement, Policy, Strategy};
 use union_csi::domain::pool::PoolView;
-use union_csi::domain::split::{Reach, Request, plan};
+use union_csi::domain::split::{Reach, Request, Sharing, plan};
 use union_csi::domain::volume::VolumeMode;
 
 const POOLS: u64 = 8;
@@ -63,6 +63,7 @@ fn planner(criterion: &mut Criterion) {
                 consumer: (placement == Placement::PreferLocal).then(|| pools[0].node.clone()),
                 topology: Vec::new(),
                 reach: Reach::AnyNode,
+                sharing: Sharing::Exclusive,
             };
             let policy = Policy { strategy, placement, ..Policy::default() };
             assert!(plan(&request, &policy, &pools).is_ok(), "a refusal is another measurement");

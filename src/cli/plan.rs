@@ -30,9 +30,12 @@ pub(super) struct Args {
     /// Node that will use the volume
     #[arg(long, value_name = "NODE")]
     consumer: Option<String>,
-    /// Whether all branches must be on one node, as volumes are made now, or not, as network transports will allow
-    #[arg(long, value_name = "REACH", value_parser = ["one-node", "any-node"], default_value = "one-node")]
-    reach: String,
+    /// Access mode of the claim
+    #[arg(long, value_name = "MODE", value_parser = ["ReadWriteOnce", "ReadWriteOncePod", "ReadOnlyMany", "ReadWriteMany"])]
+    access: Option<String>,
+    /// All branches on one node, or on any as if all nodes reached each other [default: as the nodes do, those of FILE all]
+    #[arg(long, value_name = "REACH", value_parser = ["one-node", "any-node"])]
+    reach: Option<String>,
     /// Plan for the cluster described in FILE ("-": standard input) instead of asking the agent
     #[arg(long, value_name = "FILE")]
     pools: Option<PathBuf>,
@@ -46,10 +49,11 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<u8, CliError> {
     let mut pairs = vec![("size".to_owned(), args.size.clone())];
     pairs.extend(args.consumer.iter().map(|node| ("consumer".to_owned(), node.clone())));
-    pairs.push(("reach".to_owned(), args.reach.clone()));
+    pairs.extend(args.access.iter().map(|mode| ("access".to_owned(), mode.clone())));
+    pairs.extend(args.reach.iter().map(|reach| ("reach".to_owned(), reach.clone())));
     pairs.extend(super::parameters(&args.params)?);
     let answer: PlanAnswer = match &args.pools {
-        Some(file) => crate::http::plan_answer(&pairs, &described(file)?)
+        Some(file) => crate::http::plan_answer(&pairs, &described(file)?, None)
             .map_err(|reasons| CliError::Question { reasons })?,
         None => args.agent.get(&format!("/v1/plan?{}", query(&pairs))).map_err(question)?,
     };

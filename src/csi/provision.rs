@@ -12,9 +12,11 @@ use std::time::Duration;
 use snafu::{ResultExt, Snafu};
 use tokio::time::Instant;
 
+use crate::domain::reach::Network;
 use crate::domain::{Bytes, VolumeId};
 use crate::store::object::{Meta, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus, condition, pending};
-use crate::store::view::is_ready;
+use crate::store::reach::network_of;
+use crate::store::view::{is_ready, owners};
 use crate::store::{Store, StoreError};
 use compare::compatible;
 use watch::States;
@@ -120,10 +122,10 @@ impl Provisioner {
             if split.meta.deleting.is_some() {
                 return DeletingSnafu { volume: wanted.volume.clone() }.fail();
             }
-            compatible(&split, wanted)?;
+            self.check(&split, wanted).await?;
             match self.settle(&split, deadline).await? {
                 Settled::Ready(ready) => {
-                    compatible(&ready, wanted)?;
+                    self.check(&ready, wanted).await?;
                     return Ok(*ready);
                 }
                 Settled::Infeasible(hopeless) => match self.withdraw(&hopeless, deadline).await? {
@@ -132,6 +134,15 @@ impl Provisioner {
                 },
             }
         }
+    }
+
+    async fn check(&self, have: &VolumeSplit, wanted: &VolumeSplitSpec) -> Result<(), ProvisionError> {
+        // Only who asks for certain nodes asks for what others can carry.
+        let network = match wanted.topology.is_empty() {
+            true => Network::default(),
+            false => network_of(&*self.store, owners(have)).await.context(StoreSnafu)?,
+        };
+        compatible(have, wanted, &network)
     }
 
     /// Removes the volume and waits until it is gone. One that does not exist is gone.

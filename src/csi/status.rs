@@ -84,9 +84,10 @@ impl Coded for AttachRefused {
         match self {
             Self::Changing { .. } => Code::Aborted,
             Self::Differently { .. } => Code::AlreadyExists,
-            Self::Elsewhere { .. } | Self::Unreachable { .. } | Self::Unsupported { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::Elsewhere { .. }
+            | Self::Undivided { .. }
+            | Self::Unreachable { .. }
+            | Self::Unsupported { .. } => Code::FailedPrecondition,
         }
     }
 }

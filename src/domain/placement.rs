@@ -11,7 +11,7 @@ use std::fmt;
 use super::NodeName;
 use super::policy::{FormatChoice, FsType, Placement, Policy};
 use super::pool::{Enforcement, Media, PoolReport, PoolState, PoolView};
-use super::reach::{Network, Unreachable};
+use super::reach::{Attaches, Network, Unreachable};
 use super::split::{BranchFormat, Reach, Request};
 use super::volume::VolumeMode;
 use paths::Paths;
@@ -77,15 +77,21 @@ pub enum Rejection<'a> {
 pub enum Tie {
     /// The class: `placement: local`.
     Placement,
-    /// No transport reaches further: [`Reach::OneNode`].
+    /// The request: [`Reach::OneNode`].
     Reach,
+    /// No node reaches branches of another.
+    Isolated,
+    /// Several nodes may use it at once, which only directories over NFS could serve.
+    Shared,
 }
 
 impl fmt::Display for Tie {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Placement => "placement local",
-            Self::Reach => "a volume on one node (until there are network transports)",
+            Self::Reach => "a volume on one node",
+            Self::Isolated => "a volume on one node (nodes cannot reach each other's branches)",
+            Self::Shared => "a volume on one node (only directory branches over NFS serve several at once)",
         })
     }
 }
@@ -169,25 +175,45 @@ const fn media_word(media: Media) -> &'static str {
     }
 }
 
+/// Which nodes' branches may serve a volume together, as far as the class and the request allow.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope<'a> {
+    /// All: they are taken to reach each other.
+    All,
+    /// Those that carry branches to the node that uses the volume or, while that is not known, to some that may.
+    Network(&'a Network),
+    /// Those that carry branches to a node that can attach so, whichever it is, its own aside.
+    Remote(&'a Network, Attaches),
+    /// Those of one node, because in this network no node reaches those of another.
+    Isolated(&'a Network),
+    /// Those of one node, because several nodes may use the volume at once and its branches serve one.
+    Shared,
+}
+
 /// The filters of one request.
 #[derive(Debug)]
 pub struct Filters<'a> {
     request: &'a Request,
     policy: &'a Policy,
     topology: HashSet<&'a NodeName>,
+    scope: Scope<'a>,
     /// Where branches may lie on several nodes and it is known what those can carry.
     paths: Option<Paths<'a>>,
 }
 
 impl<'a> Filters<'a> {
-    /// The filters for `request` under `policy`; `network`: what the nodes can carry, `None` where all are taken to reach
-    /// each other.
+    /// The filters for `request` under `policy`.
     #[must_use]
-    pub fn new(request: &'a Request, policy: &'a Policy, network: Option<&'a Network>) -> Self {
+    pub fn new(request: &'a Request, policy: &'a Policy, scope: Scope<'a>) -> Self {
         let topology = request.topology.iter().collect();
-        let all = Self { request, policy, topology, paths: None };
-        let network = network.filter(|_| all.tie().is_none());
-        Self { paths: network.map(|network| Paths::new(network, request)), ..all }
+        let all = Self { request, policy, topology, scope, paths: None };
+        let paths = match scope {
+            _ if all.tie().is_some() => None,
+            Scope::All | Scope::Isolated(_) | Scope::Shared => None,
+            Scope::Network(network) => Some(Paths::new(network, request)),
+            Scope::Remote(network, attaches) => Some(Paths::to_remote(network, attaches)),
+        };
+        Self { paths, ..all }
     }
 
     /// The format that a branch would have in this pool, or the first filter that it does not pass.
@@ -209,10 +235,12 @@ impl<'a> Filters<'a> {
     /// What binds all branches to one node, the consumer's where it is known; `None` where they may be on several.
     #[must_use]
     pub fn tie(&self) -> Option<Tie> {
-        match (self.policy.placement, self.request.reach) {
-            (Placement::Local, _) => Some(Tie::Placement),
-            (_, Reach::OneNode) => Some(Tie::Reach),
-            (_, Reach::AnyNode) => None,
+        match (self.policy.placement, self.request.reach, self.scope) {
+            (Placement::Local, ..) => Some(Tie::Placement),
+            (_, Reach::OneNode, _) => Some(Tie::Reach),
+            (_, Reach::AnyNode, Scope::Isolated(_)) => Some(Tie::Isolated),
+            (_, Reach::AnyNode, Scope::Shared) => Some(Tie::Shared),
+            (_, Reach::AnyNode, _) => None,
         }
     }
 
@@ -245,8 +273,16 @@ impl<'a> Filters<'a> {
         if !self.topology.is_empty() && !self.topology.contains(node) {
             return Err(Rejection::OutsideTopology { tie });
         }
-        match &self.request.consumer {
-            Some(consumer) if consumer != node => Err(Rejection::NotConsumer { consumer, tie }),
+        match (&self.request.consumer, self.scope) {
+            (Some(consumer), Scope::Isolated(network)) if consumer != node => {
+                let format = match (self.request.mode, self.policy.format) {
+                    (VolumeMode::Filesystem, FormatChoice::Directory) => BranchFormat::Directory,
+                    _ => BranchFormat::Image,
+                };
+                let obstacle = Paths::new(network, self.request).check(node, format).err();
+                Err(obstacle.unwrap_or(Rejection::NotConsumer { consumer, tie }))
+            }
+            (Some(consumer), _) if consumer != node => Err(Rejection::NotConsumer { consumer, tie }),
             _ => Ok(()),
         }
     }

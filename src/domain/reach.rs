@@ -116,6 +116,12 @@ impl NodeReach {
         Self { node, transports: Vec::new(), addresses: Vec::new() }
     }
 
+    /// Whether it tells of nothing.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.transports.is_empty()
+    }
+
     /// Whether [`Self::can_own`], without a reason.
     #[must_use]
     pub fn owns(&self, transport: Transport) -> bool {
@@ -126,6 +132,12 @@ impl NodeReach {
     #[must_use]
     pub fn consumes(&self, transport: Transport) -> bool {
         self.report(transport).is_some_and(|report| report.consumer.able)
+    }
+
+    /// By what it can attach branches of other nodes.
+    #[must_use]
+    pub fn attaches(&self) -> Attaches {
+        Attaches { nvme: self.consumes(Transport::NvmeTcp), nfs: self.consumes(Transport::Nfs) }
     }
 
     fn report(&self, transport: Transport) -> Option<&TransportReport> {
@@ -163,6 +175,33 @@ impl NodeReach {
     }
 }
 
+/// By what a node can attach branches of other nodes: nodes that are alike in it reach the same branches, their own aside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Attaches {
+    /// By NVMe over TCP.
+    pub nvme: bool,
+    /// By NFS.
+    pub nfs: bool,
+}
+
+impl Attaches {
+    /// By that transport.
+    #[must_use]
+    pub const fn by(self, transport: Transport) -> bool {
+        match transport {
+            Transport::Local => true,
+            Transport::NvmeTcp => self.nvme,
+            Transport::Nfs => self.nfs,
+        }
+    }
+
+    /// By any.
+    #[must_use]
+    pub const fn any(self) -> bool {
+        self.nvme || self.nfs
+    }
+}
+
 /// What all nodes can carry.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Network {
@@ -174,6 +213,34 @@ impl Network {
     #[must_use]
     pub fn new(nodes: impl IntoIterator<Item = NodeReach>) -> Self {
         Self { nodes: nodes.into_iter().map(|node| (node.node.clone(), node)).collect() }
+    }
+
+    /// One in which these nodes can carry everything, for questions about nodes that do not exist, or as if they could.
+    #[must_use]
+    pub fn able(nodes: impl IntoIterator<Item = NodeName>) -> Self {
+        let able = || Ability { able: true, reason: String::new() };
+        let report = |transport| TransportReport {
+            transport,
+            owner: able(),
+            consumer: able(),
+            authentication: able(),
+            identity: None,
+        };
+        Self::new(nodes.into_iter().map(|node| NodeReach {
+            addresses: vec![node.to_string()],
+            node,
+            transports: vec![report(Transport::NvmeTcp), report(Transport::Nfs)],
+        }))
+    }
+
+    /// Takes what a node can carry now, in place of what was known of it.
+    pub fn put(&mut self, node: NodeReach) {
+        self.nodes.insert(node.node.clone(), node);
+    }
+
+    /// Forgets a node.
+    pub fn remove(&mut self, name: &NodeName) {
+        self.nodes.remove(name);
     }
 
     /// One of its nodes.

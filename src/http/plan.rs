@@ -1,33 +1,44 @@
 //! `GET /v1/plan`: from the words of a query to the planner and back.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::api::PlanAnswer;
 use crate::domain::policy::{Policy, parameters};
 use crate::domain::pool::PoolView;
-use crate::domain::split::{self, Reach, Request};
-use crate::domain::volume::VolumeMode;
+use crate::domain::reach::Network;
+use crate::domain::split::{self, Reach, Request, Sharing};
+use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, NodeName};
 
 /// The words of a query that are not StorageClass parameters.
-pub(super) const OWN: [(&str, &str); 5] = [
+pub(super) const OWN: [(&str, &str); 6] = [
     ("size", "Usable bytes that the volume must have at least, as `1Ti`; required."),
     ("limit", "Usable bytes that it may have at most."),
     ("consumer", "Node that will use it."),
     ("mode", "`filesystem` (default) or `block`."),
     (
+        "access",
+        "Access mode of the claim: `ReadWriteOnce` (default), `ReadWriteOncePod`, `ReadOnlyMany` or `ReadWriteMany`.",
+    ),
+    (
         "reach",
-        "`one-node` (default): all branches on one node, as volumes are made until there are network transports; \
-         `any-node`: as if there were.",
+        "`one-node`: all branches on one node; `any-node`: as if all nodes could reach each other's branches. Without it: as \
+         volumes are made now, on nodes that reach each other by what their StorageNodes tell.",
     ),
 ];
 
-/// Plans what the query asks for over these pools. The query: `size` and what else `OWN` names, and StorageClass
+/// Plans what the query asks for over these pools; `network`: what their nodes can carry, `None` where that is not known and
+/// all are taken to reach each other. The query: `size` and what else `OWN` names, and StorageClass
 /// parameters.
 ///
 /// # Errors
 /// Every reason why the query itself cannot be understood.
-pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnswer, Vec<String>> {
+pub fn answer(
+    query: &[(String, String)],
+    pools: &[PoolView],
+    network: Option<&Network>,
+) -> Result<PlanAnswer, Vec<String>> {
     let mut faults = Vec::new();
     let mut own: BTreeMap<&str, &str> = BTreeMap::new();
     let mut given = BTreeMap::new();
@@ -81,12 +92,20 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
         }
     };
     let reach = match own.get("reach") {
-        None => Reach::default(),
+        None => Reach::AnyNode,
         Some(&"one-node") => Reach::OneNode,
         Some(&"any-node") => Reach::AnyNode,
         Some(other) => {
             faults.push(format!("reach: {other:?} is neither one-node nor any-node"));
-            Reach::default()
+            Reach::AnyNode
+        }
+    };
+    let sharing = match own.get("access").map(|name| (name, claim_mode(name))) {
+        None => Sharing::Exclusive,
+        Some((_, Some(mode))) => Sharing::of(&[mode]),
+        Some((other, None)) => {
+            faults.push(format!("access: {other:?} is no access mode of a claim"));
+            Sharing::Exclusive
         }
     };
     let policy = match Policy::parse(&given) {
@@ -97,11 +116,30 @@ pub fn answer(query: &[(String, String)], pools: &[PoolView]) -> Result<PlanAnsw
         }
     };
     let (Some(size), Some(policy), true) = (size, policy, faults.is_empty()) else { return Err(faults) };
-    let request = Request { size, limit, mode, consumer, topology: Vec::new(), reach };
-    Ok(match split::plan(&request, &policy, pools) {
+    let all_able = || {
+        let nodes = pools.iter().map(|view| &view.node).chain(&consumer).cloned();
+        Network::able(nodes.collect::<BTreeSet<_>>())
+    };
+    let as_if = match (network, own.contains_key("reach") && reach == Reach::AnyNode) {
+        (Some(network), false) => Cow::Borrowed(network),
+        _ => Cow::Owned(all_able()),
+    };
+    let request = Request { size, limit, mode, consumer, topology: Vec::new(), reach, sharing };
+    Ok(match split::plan_within(&request, &policy, pools, &as_if) {
         Ok(plan) => PlanAnswer { feasible: true, plan: Some(plan), refusal: None },
         Err(refusal) => PlanAnswer { feasible: false, plan: None, refusal: Some(refusal) },
     })
+}
+
+/// The access mode that a claim names so.
+fn claim_mode(name: &str) -> Option<AccessMode> {
+    match name {
+        "ReadWriteOnce" => Some(AccessMode::SingleNodeMultiWriter),
+        "ReadWriteOncePod" => Some(AccessMode::SingleNodeSingleWriter),
+        "ReadOnlyMany" => Some(AccessMode::MultiNodeReaderOnly),
+        "ReadWriteMany" => Some(AccessMode::MultiNodeMultiWriter),
+        _ => None,
+    }
 }
 
 /// The StorageClass parameters with their meaning.

@@ -21,6 +21,7 @@ use crate::domain::pool::PoolView;
 use crate::node::volume::VolumeSnapshot;
 use crate::store::Selector;
 use crate::store::object::{Branch, StorageNode, VolumeSplit};
+use crate::store::view::network;
 use crate::telemetry;
 
 type Shared = State<Arc<View>>;
@@ -267,7 +268,7 @@ async fn volume(State(view): Shared, Path(id): Path<String>) -> Response {
 async fn plan_route(State(view): Shared, Query(query): Query<Vec<(String, String)>>) -> Response {
     let stored = stored(&view).await;
     let pools = assemble::pools(&node_views(&view, &stored));
-    match plan::answer(&query, &pools) {
+    match plan::answer(&query, &pools, Some(&network(&stored.nodes))) {
         Ok(answer) => stored.answer(answer),
         Err(reasons) => {
             let told = "the query does not describe a volume".to_owned();

@@ -8,8 +8,9 @@ use std::time::Duration;
 use snafu::Snafu;
 
 use super::object::{Attachment, VolumeSplit};
-use super::view::accessible_nodes;
+use super::view::{is_local, one_node_at_a_time, owners, reaches};
 use super::{Collection, StoreError};
+use crate::domain::reach::Network;
 use crate::domain::volume::{VolumeMode, serves};
 use crate::domain::{NodeName, VolumeId};
 
@@ -60,11 +61,20 @@ pub enum AttachRefused {
         /// The other node.
         node: NodeName,
     },
-    /// The node cannot reach its branches.
+    /// Another node has it, and its branches cannot serve both.
     #[snafu(display(
-        "volume {volume} cannot be used on node {node}: its branches lie on {holders}, and the network transports are \
-         not in this version"
+        "volume {volume} is attached to node {node}, and cannot be used elsewhere meanwhile: {reason}"
     ))]
+    Undivided {
+        /// The volume.
+        volume: VolumeId,
+        /// The other node.
+        node: NodeName,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The node cannot reach its branches.
+    #[snafu(display("volume {volume}, which lies on {holders}, cannot be used on node {node}: {reason}"))]
     Unreachable {
         /// The volume.
         volume: VolumeId,
@@ -72,6 +82,8 @@ pub enum AttachRefused {
         node: NodeName,
         /// Where its branches lie.
         holders: String,
+        /// What is in the way.
+        reason: String,
     },
 }
 
@@ -88,7 +100,8 @@ pub enum Detach {
     Nowhere,
 }
 
-/// The volume attached as wanted; `None` where it is so already, whoever asked for that.
+/// The volume attached as wanted; `None` where it is so already, whoever asked for that. `network`: what the nodes that hold
+/// its branches can carry, and that node.
 ///
 /// # Errors
 /// Why it cannot be attached so.
@@ -96,6 +109,7 @@ pub fn attached(
     split: &VolumeSplit,
     wanted: &Attachment,
     mode: VolumeMode,
+    network: &Network,
 ) -> Result<Option<VolumeSplit>, AttachRefused> {
     let volume = split.spec.volume.clone();
     if split.meta.deleting.is_some() {
@@ -123,12 +137,27 @@ pub fn attached(
     if let Some(other) = split.spec.attached.iter().find(exclusive) {
         return ElsewhereSnafu { volume, node: other.node.clone() }.fail();
     }
-    if !accessible_nodes(split).contains(&wanted.node) {
-        let mut holders: Vec<&str> = split.spec.branches.iter().map(|b| b.node.as_str()).collect();
-        holders.sort_unstable();
-        holders.dedup();
-        return UnreachableSnafu { volume, node: wanted.node.clone(), holders: holders.join(", ") }.fail();
+    if let Some(other) = split.spec.attached.first() {
+        let writers = split.spec.attached.iter().chain([wanted]);
+        let writing = writers.into_iter().any(|a| !a.access_mode.reader_only() && !a.read_only);
+        if let Some(reason) = one_node_at_a_time(split, writing) {
+            return UndividedSnafu { volume, node: other.node.clone(), reason }.fail();
+        }
     }
+    let unreachable = |reason: String| {
+        let holders: Vec<&str> = owners(split).into_iter().map(NodeName::as_str).collect();
+        UnreachableSnafu {
+            volume: split.spec.volume.clone(),
+            node: wanted.node.clone(),
+            holders: holders.join(", "),
+            reason,
+        }
+        .build()
+    };
+    if is_local(split) && !owners(split).contains(&wanted.node) {
+        return Err(unreachable("its class has placement local".to_owned()));
+    }
+    reaches(split, &wanted.node, network).map_err(|obstacle| unreachable(obstacle.to_string()))?;
     let mut changed = split.clone();
     changed.spec.attached.push(wanted.clone());
     changed.spec.used = true;

@@ -22,6 +22,7 @@ pub mod keys;
 pub mod kubernetes;
 pub mod local;
 pub mod object;
+pub mod reach;
 pub mod view;
 
 use async_trait::async_trait;

@@ -1,11 +1,13 @@
 //! What the objects in the store say, alone and together; pure functions on them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condition};
+use crate::domain::policy::{Placement, Policy};
 use crate::domain::pool::{PoolReport, PoolView, allocatable};
-use crate::domain::reach::{Network, NodeReach};
+use crate::domain::reach::{Network, NodeReach, Transport, Unreachable, reachable};
+use crate::domain::split::{BranchFormat, PlannedBranch, Sharing};
 use crate::domain::{BranchId, Bytes, NodeName, PoolName};
 
 /// The pools of all nodes as a planner is to see them.
@@ -47,11 +49,17 @@ pub fn pools_of(node: &StorageNode, promised: impl Fn(&PoolName) -> Bytes) -> Ve
 /// What the nodes can carry between each other, as they publish it.
 #[must_use]
 pub fn network<'a>(nodes: impl IntoIterator<Item = &'a StorageNode>) -> Network {
-    Network::new(nodes.into_iter().map(|node| NodeReach {
+    Network::new(nodes.into_iter().map(reach_of))
+}
+
+/// What a node can carry, as it publishes it.
+#[must_use]
+pub fn reach_of(node: &StorageNode) -> NodeReach {
+    NodeReach {
         node: node.spec.node.clone(),
         transports: node.status.transports.clone(),
         addresses: node.status.network.as_ref().map(|network| network.addresses.clone()).unwrap_or_default(),
-    }))
+    }
 }
 
 /// Whether all branches of the volume exist.
@@ -68,15 +76,103 @@ pub fn capacity(split: &VolumeSplit) -> Bytes {
     planned.max(split.spec.capacity)
 }
 
-/// Nodes that a volume can be used on: those that hold all of its branches, because no branch can be reached from
-/// another node yet.
+/// Label of a node that can attach branches of others by that transport, with the value `true`: a segment of its topology, and
+/// what a volume with such branches asks of nodes. `None` for branches on the node itself.
 #[must_use]
-pub fn accessible_nodes(split: &VolumeSplit) -> Vec<NodeName> {
-    let Some(first) = split.spec.branches.first() else {
-        return Vec::new();
+pub const fn label_of(transport: Transport) -> Option<&'static str> {
+    match transport {
+        Transport::Local => None,
+        Transport::NvmeTcp => Some("union.csi.union.io/nvme-tcp"),
+        Transport::Nfs => Some("union.csi.union.io/nfs"),
+    }
+}
+
+/// Where a volume can be used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Accessible {
+    /// On these nodes, which hold branches of it.
+    pub nodes: Vec<NodeName>,
+    /// And on any node that can attach branches by all of these; on no further one where there are none.
+    pub transports: BTreeSet<Transport>,
+}
+
+impl Accessible {
+    /// Nowhere.
+    #[must_use]
+    pub fn is_nowhere(&self) -> bool {
+        self.nodes.is_empty() && self.transports.is_empty()
+    }
+}
+
+/// Nodes that hold branches of the volume, each once.
+#[must_use]
+pub fn owners(split: &VolumeSplit) -> BTreeSet<&NodeName> {
+    split.spec.branches.iter().map(|branch| &branch.node).collect()
+}
+
+/// Where a volume can be used, given what the nodes that hold its branches can carry.
+///
+/// A volume that several nodes may use at once, and whose branches cannot serve several, is used on their node, where it
+/// serves any number of pods; else the second pod could be sent to where it cannot start.
+#[must_use]
+pub fn accessible(split: &VolumeSplit, network: &Network) -> Accessible {
+    let owners = owners(split);
+    let at_home = owners.len() == 1 && (is_local(split) || confined(split));
+    let serves = |node: &&NodeName| at_home || reaches(split, node, network).is_ok();
+    let nodes = owners.iter().copied().filter(serves).cloned().collect();
+    let exported = |branch: &PlannedBranch| {
+        let transport = Transport::between_nodes(branch.format);
+        network.node(&branch.node).filter(|owner| owner.owns(transport)).map(|_| transport)
     };
-    let all_here = split.spec.branches.iter().all(|b| b.node == first.node);
-    if all_here { vec![first.node.clone()] } else { Vec::new() }
+    let transports: Option<BTreeSet<Transport>> = split.spec.branches.iter().map(exported).collect();
+    let transports = transports.filter(|_| !is_local(split) && !confined(split)).unwrap_or_default();
+    Accessible { nodes, transports }
+}
+
+/// Whether a node reaches all branches of a volume, whoever may use it.
+///
+/// # Errors
+/// The first branch that it does not reach: why.
+pub fn reaches(split: &VolumeSplit, node: &NodeName, network: &Network) -> Result<(), Unreachable> {
+    let known =
+        |name: &NodeName| network.node(name).cloned().unwrap_or_else(|| NodeReach::silent(name.clone()));
+    let consumer = known(node);
+    split
+        .spec
+        .branches
+        .iter()
+        .try_for_each(|branch| reachable(&known(&branch.node), &consumer, branch.format).map(|_| ()))
+}
+
+/// Whether its class has `placement: local`: it is used where it lies only.
+#[must_use]
+pub fn is_local(split: &VolumeSplit) -> bool {
+    Policy::parse(&split.spec.parameters).is_ok_and(|policy| policy.placement == Placement::Local)
+}
+
+/// Why a volume cannot be used on several nodes at once, writing where `writing`, whatever its access modes; `None` where it
+/// can.
+#[must_use]
+pub fn one_node_at_a_time(split: &VolumeSplit, writing: bool) -> Option<&'static str> {
+    let branches = &split.spec.branches;
+    if branches.iter().any(|branch| branch.format == BranchFormat::Image) {
+        Some(
+            "it has an image branch, which goes to one node at a time (branchFormat directory serves several)",
+        )
+    } else if writing && branches.len() > 1 {
+        Some("it has several branches, and files that several nodes make could hide each other")
+    } else {
+        None
+    }
+}
+
+/// It is for several nodes at once and cannot be used so.
+fn confined(split: &VolumeSplit) -> bool {
+    match Sharing::of(&split.spec.access_modes) {
+        Sharing::Exclusive => false,
+        Sharing::ManyReaders => one_node_at_a_time(split, false).is_some(),
+        Sharing::ManyWriters => one_node_at_a_time(split, true).is_some(),
+    }
 }
 
 type Promised<'a> = BTreeMap<(&'a NodeName, &'a PoolName), Bytes>;

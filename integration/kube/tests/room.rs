@@ -7,7 +7,7 @@ use serde_json::json;
 use union_csi::domain::Bytes;
 use union_csi::domain::policy::Policy;
 use union_csi::domain::pool::PoolView;
-use union_csi::domain::split::{Plan, Reach, Request, plan};
+use union_csi::domain::split::{Plan, Reach, Request, Sharing, plan};
 use union_csi::domain::volume::VolumeMode;
 use union_csi::store::object::BranchPhase;
 use union_csi::store::view::pool_views;
@@ -115,6 +115,7 @@ fn size_for(pools: &[PoolView], wanted: usize) -> (Bytes, usize) {
             consumer: None,
             topology: Vec::new(),
             reach: Reach::OneNode,
+            sharing: Sharing::Exclusive,
         };
         let mut count = 0;
         while let Ok(Plan { branches, .. }) = plan(&request, &policy, &pools) {

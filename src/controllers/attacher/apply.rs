@@ -18,6 +18,8 @@ use crate::domain::VolumeId;
 use crate::domain::volume::VolumeMode;
 use crate::store::attach::{AttachRefused, Detach, attached, change, detached};
 use crate::store::object::Attachment;
+use crate::store::reach::network_of;
+use crate::store::view::owners;
 use crate::store::{Store, StoreError};
 
 /// The longest error in a status, in bytes: the API server refuses more (`maxVolumeErrorMessageSize`).
@@ -176,12 +178,15 @@ impl Writer {
             let reason = format!("node {} does not run union-csi: no StorageNode has that name", wanted.node);
             return RefusedSnafu { reason }.fail();
         }
+        let gone = || {
+            let reason = format!("volume {volume} does not exist: its VolumeSplit is gone");
+            RefusedSnafu { reason }.build()
+        };
+        let split = self.store.splits().get(volume.as_str()).await?.ok_or_else(gone)?;
+        let ends = owners(&split).into_iter().chain([&wanted.node]);
+        let network = network_of(&*self.store, ends).await?;
         change(self.store.splits(), volume, |split| {
-            let split = split.ok_or_else(|| {
-                let reason = format!("volume {volume} does not exist: its VolumeSplit is gone");
-                RefusedSnafu { reason }.build()
-            })?;
-            let changed = attached(&split, wanted, mode)?;
+            let changed = attached(&split.ok_or_else(gone)?, wanted, mode, &network)?;
             self.cluster.claim.held()?;
             Ok(changed)
         })

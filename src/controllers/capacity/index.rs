@@ -1,5 +1,11 @@
 //! The picture: classes, the room of nodes, what is to be published of them, and what is.
 
+//!
+//! A volume may take pools of many nodes, so a change of one node concerns all that reach it. That is computed in two steps:
+//! what nodes that attach alike get from others (an [`Offer`] for each class, made anew by [`Index::refresh_offers`]), and
+//! what a node's own pools change of it. A node's own change is seen in its own figures at once, in those of others with the
+//! next offers.
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -9,10 +15,12 @@ use super::decide::{Step, decide};
 use super::object::{Figures, Found, name};
 use crate::controllers::class::Class;
 use crate::controllers::splitter::{NodeRoom, is_silent};
-use crate::domain::NodeName;
 use crate::domain::policy::Policy;
-use crate::domain::split::capacity_on;
+use crate::domain::pool::PoolView;
+use crate::domain::reach::{Attaches, Network, NodeReach, Transport};
+use crate::domain::split::{Offer, Reach, Request, Sharing, capacity_within};
 use crate::domain::volume::VolumeMode;
+use crate::domain::{Bytes, NodeName};
 
 /// The longest value of a label (<https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/>): the kubelet
 /// can give a node with a longer name no label for topology, and no selector names it.
@@ -39,6 +47,12 @@ pub(super) struct Index {
     /// Each with what it means; nothing where that is wrong.
     classes: BTreeMap<Arc<str>, (Class, Option<Usable>)>,
     nodes: BTreeMap<NodeName, NodeRoom>,
+    /// What the nodes can carry between each other.
+    network: Network,
+    /// What nodes that attach alike get from others, by class.
+    offers: HashMap<(Arc<str>, Attaches), Offer>,
+    /// A node that serves others is another than when the offers were made.
+    stale: bool,
     /// By the name of the object, as the next.
     wanted: HashMap<String, Wanted>,
     found: HashMap<String, Found>,
@@ -81,6 +95,7 @@ impl Index {
             tracing::warn!(class = class.name, reason, "no capacity is published for this class");
         }
         let name: Arc<str> = class.name.as_str().into();
+        self.offers.retain(|(class, _), _| *class != name);
         self.classes.insert(name.clone(), (class, read.ok()));
         let nodes: Vec<NodeName> = self.nodes.keys().cloned().collect();
         nodes.iter().map(|node| self.refresh(&name, node, now)).collect()
@@ -89,6 +104,7 @@ impl Index {
     /// A class is gone; the objects that this concerns are returned.
     pub(super) fn remove_class(&mut self, class: &str, now: Timestamp) -> Vec<String> {
         let Some((name, _)) = self.classes.remove_entry(class) else { return Vec::new() };
+        self.offers.retain(|(class, _), _| *class != name);
         let nodes: Vec<NodeName> = self.nodes.keys().cloned().collect();
         nodes.iter().map(|node| self.refresh(&name, node, now)).collect()
     }
@@ -100,10 +116,17 @@ impl Index {
         room: Option<NodeRoom>,
         now: Timestamp,
     ) -> Vec<String> {
+        match room.as_ref().and_then(|room| room.reach.clone()) {
+            Some(reach) => self.network.put(reach),
+            None => self.network.remove(node),
+        }
+        let serves = |room: &Option<NodeRoom>| room.as_ref().is_some_and(serves_others);
+        let after = serves(&room);
         let before = match room {
             Some(room) => self.nodes.insert(node.clone(), room),
             None => self.nodes.remove(node),
         };
+        self.stale |= after || serves(&before);
         if before.is_none() && node.as_str().len() > MAX_LABEL {
             tracing::warn!(
                 node = node.as_str(),
@@ -115,8 +138,52 @@ impl Index {
 
     /// Looks at a node again, because time went by; the objects that this concerns are returned.
     pub(super) fn refresh_node(&mut self, node: &NodeName, now: Timestamp) -> Vec<String> {
+        self.stale |=
+            self.nodes.get(node).is_some_and(|room| serves_others(room) && is_silent(room.heartbeat, now));
         let classes: Vec<Arc<str>> = self.classes.keys().cloned().collect();
         classes.iter().map(|class| self.refresh(class, node, now)).collect()
+    }
+
+    /// Whether what nodes get from others may be another than what was computed.
+    pub(super) const fn is_stale(&self) -> bool {
+        self.stale
+    }
+
+    /// Computes anew what nodes get from others; the objects that this concerns are returned.
+    pub(super) fn refresh_offers(&mut self, now: Timestamp) -> Vec<String> {
+        self.stale = false;
+        let attaches = |room: &NodeRoom| room.reach.as_ref().map(NodeReach::attaches).unwrap_or_default();
+        let kinds: HashSet<Attaches> = self.nodes.values().map(attaches).collect();
+        self.offers.retain(|(_, kind), _| kinds.contains(kind));
+        let mut changed = HashSet::new();
+        let known: Vec<(Arc<str>, Attaches)> = self.offers.keys().cloned().collect();
+        for (class, kind) in known {
+            let Some(offer) = self.offer(&class, kind, now) else { continue };
+            let key = (class, kind);
+            if self.offers.get(&key) != Some(&offer) {
+                self.offers.insert(key.clone(), offer);
+                changed.insert(key);
+            }
+        }
+        let concerned = |(node, room): (&NodeName, &NodeRoom)| {
+            let kind = attaches(room);
+            let classes = self.classes.keys().filter(|class| changed.contains(&((*class).clone(), kind)));
+            classes.map(|class| (class.clone(), node.clone())).collect::<Vec<_>>()
+        };
+        let concerned: Vec<_> = self.nodes.iter().flat_map(concerned).collect();
+        concerned.iter().map(|(class, node)| self.refresh(class, node, now)).collect()
+    }
+
+    /// What nodes that attach so get from others, as it is now.
+    fn offer(&self, class: &str, attaches: Attaches, now: Timestamp) -> Option<Offer> {
+        let policy = &self.classes.get(class)?.1.as_ref()?.policy;
+        let pools = self
+            .nodes
+            .values()
+            .filter(|room| serves_others(room) && !is_silent(room.heartbeat, now))
+            .flat_map(|room| &room.pools);
+        Offer::counts(attaches, policy)
+            .then(|| Offer::new(attaches, VolumeMode::Filesystem, policy, pools, &self.network))
     }
 
     /// When the node published last.
@@ -156,10 +223,15 @@ impl Index {
         name
     }
 
-    fn figures(&self, class: &str, node: &NodeName, now: Timestamp) -> Option<Figures> {
+    fn figures(&mut self, class: &Arc<str>, node: &NodeName, now: Timestamp) -> Option<Figures> {
         let usable = self.classes.get(class)?.1.as_ref()?;
-        let room = self.nodes.get(node).filter(|room| !room.pools.is_empty())?;
+        let room = self.nodes.get(node)?;
         if node.as_str().len() > MAX_LABEL || !(usable.nodes.is_empty() || usable.nodes.contains(node)) {
+            return None;
+        }
+        let attaches = room.reach.as_ref().map(NodeReach::attaches).unwrap_or_default();
+        let from_others = Offer::counts(attaches, &usable.policy);
+        if room.pools.is_empty() && !from_others {
             return None;
         }
         if is_silent(room.heartbeat, now) {
@@ -167,6 +239,36 @@ impl Index {
             return Some(Figures::NONE);
         }
         // A class says nothing of block volumes; files need a filesystem, so this is what either has at least.
-        Some(capacity_on(node, VolumeMode::Filesystem, &usable.policy, &room.pools).into())
+        if !from_others {
+            return Some(alone(node, &usable.policy, &room.pools, &self.network));
+        }
+        let key = (class.clone(), attaches);
+        if !self.offers.contains_key(&key) {
+            let offer = self.offer(class, attaches, now)?;
+            self.offers.insert(key.clone(), offer);
+        }
+        let (usable, room) = (self.classes.get(class)?.1.as_ref()?, self.nodes.get(node)?);
+        Some(self.offers.get(&key)?.on(node, &usable.policy, &room.pools, &self.network).into())
     }
+}
+
+/// Whether others may get something of it.
+fn serves_others(room: &NodeRoom) -> bool {
+    let owns = |reach: &NodeReach| [Transport::NvmeTcp, Transport::Nfs].iter().any(|by| reach.owns(*by));
+    !room.pools.is_empty() && room.reach.as_ref().is_some_and(owns)
+}
+
+/// What a node has that gets nothing from others.
+fn alone(node: &NodeName, policy: &Policy, own: &[PoolView], network: &Network) -> Figures {
+    let request = Request {
+        // The size does not matter to the question.
+        size: Bytes::ZERO,
+        limit: None,
+        mode: VolumeMode::Filesystem,
+        consumer: Some(node.clone()),
+        topology: vec![node.clone()],
+        reach: Reach::OneNode,
+        sharing: Sharing::Exclusive,
+    };
+    capacity_within(&request, policy, own, network).into()
 }

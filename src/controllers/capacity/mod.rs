@@ -1,15 +1,17 @@
 //! Tells the scheduler how much room each node has for each StorageClass (`CSIStorageCapacity`).
 //!
 //! The scheduler sends a pod whose claim waits for its first consumer only to nodes for which an object of the claim's class
-//! says that a volume of that size fits. There is one object for each class of this driver and node that has pools, in
-//! the program's namespace. Its figures come from the same planner and the same picture ([`Rooms`]) as volumes' plans:
+//! says that a volume of that size fits. There is one object for each class of this driver and node that has pools or
+//! can attach those of others, in the program's namespace: it tells what a volume that is used there can get of the whole
+//! cluster. Its figures come from the same planner and the same picture ([`Rooms`]) as volumes' plans:
 //! what was planned a moment ago is counted.
 //!
 //! Invariants:
+//! - what a node's own pools change is told of it at once, and of others within a second or so;
 //! - what shrinks is told at once, and again after a few seconds; what rises after a few seconds, what hardly differs after
 //!   minutes; that a node is full within a second; all together at a limited pace;
 //! - a node whose agent does not report has nothing to have, since no volume would come to be there; a node that is gone,
-//!   or has no pools, and a class that is gone, wrong, or does not allow the node, have no object. Whether the Node object
+//!   or neither has pools nor reaches any, and a class that is gone, wrong, or does not allow the node, have no object. Whether the Node object
 //!   is there is not asked: without it there is no place to schedule to;
 //! - objects without our labels are never touched, even under our names.
 
@@ -43,6 +45,12 @@ use decide::{Pace, Step, Urgency, due};
 use index::Index;
 use object::Found;
 
+/// How often what nodes get from each other is computed anew at most: each time looks at all pools.
+const OFFERS: Duration = Duration::from_secs(1);
+
+/// And they may not take more than one part in so many of the time.
+const OFFERS_SHARE: u32 = 10;
+
 /// Writes that may be under way at once: enough for the pace, few for an API server.
 const IN_FLIGHT: usize = 16;
 
@@ -65,6 +73,8 @@ pub struct CapacityPublisher {
     /// Foreign objects that were reported.
     foreign: HashSet<String>,
     pace: Pace,
+    /// When what nodes get from each other may be computed next.
+    offers: Instant,
     /// Writes that failed since the last that did not; nothing is written until then.
     failed: (u32, Instant),
 }
@@ -97,6 +107,7 @@ impl CapacityPublisher {
             busy: HashSet::new(),
             foreign: HashSet::new(),
             pace: Pace::new(now),
+            offers: now,
             failed: (0, now),
         }
     }
@@ -127,7 +138,8 @@ impl CapacityPublisher {
             let ready = unread == 0 && rooms_read;
             let next = self.next_write().filter(|_| ready && writes.len() < IN_FLIGHT);
             let wake = async {
-                match next.into_iter().chain(self.silences.next_due()).min() {
+                let offers = (rooms_read && self.index.is_stale()).then_some(self.offers);
+                match next.into_iter().chain(self.silences.next_due()).chain(offers).min() {
                     Some(at) => tokio::time::sleep_until(at).await,
                     None => std::future::pending().await,
                 }
@@ -158,6 +170,11 @@ impl CapacityPublisher {
                     self.look_at(names);
                     self.mind_silence(&node);
                 }
+            }
+            if rooms_read && self.index.is_stale() && self.offers <= now {
+                let names = self.index.refresh_offers((self.clock)());
+                self.look_at(names);
+                self.offers = now + OFFERS.max(now.elapsed() * OFFERS_SHARE);
             }
             if !ready && unread == 0 && rooms_read {
                 let all = self.index.names();

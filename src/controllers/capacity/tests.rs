@@ -32,7 +32,7 @@ fn room(node: &str, pools: &[u64]) -> NodeRoom {
         }))
         .unwrap()
     };
-    NodeRoom { pools: pools.iter().enumerate().map(view).collect(), heartbeat: Some(now()) }
+    NodeRoom { pools: pools.iter().enumerate().map(view).collect(), heartbeat: Some(now()), reach: None }
 }
 
 fn class(name: &str, more: serde_json::Value) -> Class {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, VolumeNodeAffinity};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::json;
@@ -11,9 +11,13 @@ use snafu::Snafu;
 
 use super::decide::Action;
 use super::objects::{ClaimRef, LABEL_CLAIM, LABEL_RETAINED, PROTECTION, SELECTED_NODE, Volume};
+use super::persistent_volume::affinity;
+use super::words;
 use crate::controllers::cluster::{Cluster, FIELD_MANAGER, said};
 use crate::controllers::lease::NotLeading;
 use crate::store::object::{Meta, Version, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus};
+use crate::store::reach::network_of;
+use crate::store::view::{accessible, is_ready, owners};
 use crate::store::{Store, StoreError};
 
 /// A write was not done.
@@ -40,6 +44,12 @@ pub(super) enum WriteError {
                      claim and make it anew"
     ))]
     Taken { name: String },
+    /// No node could use it.
+    #[snafu(display(
+        "no node could use the volume: its branches are {holders}, and their nodes cannot reach each other by now; see the \
+         transports of the StorageNodes"
+    ))]
+    Nowhere { holders: String },
     /// No answer came.
     #[snafu(display("the API server did not answer within {} s", wait.as_secs()))]
     Hangs { wait: Duration },
@@ -52,7 +62,7 @@ impl WriteError {
     /// Whether people are to be told at once: it does not go away by trying again.
     pub(super) fn is_lasting(&self) -> bool {
         match self {
-            Self::Taken { .. } => true,
+            Self::Taken { .. } | Self::Nowhere { .. } => true,
             Self::Api { source, .. } => {
                 matches!(&**source, kube::Error::Api(status) if matches!(status.code, 400 | 403 | 422))
             }
@@ -73,7 +83,7 @@ impl WriteError {
                     StoreError::Conflict { .. } | StoreError::Missing { .. } | StoreError::Exists { .. }
                 )
             }
-            Self::Api { .. } | Self::Taken { .. } | Self::Hangs { .. } => false,
+            Self::Api { .. } | Self::Taken { .. } | Self::Nowhere { .. } | Self::Hangs { .. } => false,
         }
     }
 }
@@ -186,7 +196,25 @@ impl Writer {
         Ok(())
     }
 
-    async fn create_volume(&self, name: &str, volume: PersistentVolume) -> Result<Written, WriteError> {
+    /// Where the volume can be used now; it stays so in the PersistentVolume.
+    async fn affinity(&self, handle: &str) -> Result<VolumeNodeAffinity, WriteError> {
+        let changed = || WriteError::Changed { what: format!("volume {handle}") };
+        let split = self.store.splits().get(handle).await?.filter(is_ready).ok_or_else(changed)?;
+        let network = network_of(&*self.store, owners(&split)).await?;
+        let accessible = accessible(&split, &network);
+        if accessible.is_nowhere() {
+            return Err(WriteError::Nowhere { holders: words::branches(&split.spec.branches) });
+        }
+        Ok(affinity(&accessible))
+    }
+
+    async fn create_volume(&self, name: &str, mut volume: PersistentVolume) -> Result<Written, WriteError> {
+        if let Some(spec) = &mut volume.spec
+            && let Some(csi) = &spec.csi
+        {
+            spec.node_affinity = Some(self.affinity(&csi.volume_handle).await?);
+            self.cluster.claim.held()?;
+        }
         let parameters =
             PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         match self.volumes().create(&parameters, &volume).await {

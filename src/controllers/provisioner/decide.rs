@@ -50,7 +50,7 @@ pub(super) enum Action {
     /// Takes back a volume that nobody has, unless a PersistentVolume of it exists after all; where it is because a claim is
     /// gone, only if that is so.
     Withdraw { gone: Option<ClaimRef> },
-    /// Makes the PersistentVolume.
+    /// Makes the PersistentVolume, for where its volume can be used.
     CreateVolume(Box<PersistentVolume>),
     /// Gives the claim back to the scheduler, if this node is still the selected one.
     Reschedule { claim: ClaimRef, node: String },
@@ -216,15 +216,8 @@ fn asked_for(wanted: &Wanted, claim: &Claim) -> Decision {
 /// A claim and the volume that is being made for it.
 fn of_split(claim: &Claim, class: &Class, wanted: &Wanted, split: &Split) -> Decision {
     match &split.standing {
-        Standing::Ready { nodes, .. } if nodes.is_empty() => Decision::tell(
-            About::Claim,
-            failed(
-                "its branches lie on several nodes, and no node could use them all: a volume lies on one node, until \
-                    branches can be reached over the network",
-            ),
-        ),
-        Standing::Ready { capacity, nodes, split } => {
-            let volume = persistent_volume(claim, class, wanted, *capacity, nodes);
+        Standing::Ready { capacity, split } => {
+            let volume = persistent_volume(claim, class, wanted, *capacity);
             Decision {
                 action: Some(Action::CreateVolume(Box::new(volume))),
                 told: None,

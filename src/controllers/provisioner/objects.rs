@@ -10,7 +10,7 @@ use crate::controllers::class::DELETE;
 use crate::controllers::cluster::DRIVER;
 use crate::domain::{Bytes, NodeName};
 use crate::store::object::{Meta, Version, VolumeSplit, VolumeSplitSpec, condition, pending};
-use crate::store::view::{accessible_nodes, capacity, is_ready};
+use crate::store::view::{capacity, is_ready};
 
 /// Who is to provision a claim; set by the controller manager when there is something to do.
 pub(super) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
@@ -264,8 +264,6 @@ pub(super) enum Standing {
     Ready {
         /// Usable bytes.
         capacity: Bytes,
-        /// Where it can be used.
-        nodes: Vec<NodeName>,
         /// Its branches, for people.
         split: String,
     },
@@ -301,8 +299,7 @@ pub(super) fn wish(spec: &VolumeSplitSpec) -> u64 {
 
 fn standing(split: &VolumeSplit) -> Standing {
     if is_ready(split) {
-        let (capacity, nodes) = (capacity(split), accessible_nodes(split));
-        return Standing::Ready { capacity, nodes, split: words::branches(&split.spec.branches) };
+        return Standing::Ready { capacity: capacity(split), split: words::branches(&split.spec.branches) };
     }
     let holds = |kind| condition(&split.status.conditions, kind).filter(|c| c.status);
     match (holds("Pending"), holds("ReplicaFailure")) {

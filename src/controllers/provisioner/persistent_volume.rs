@@ -13,17 +13,18 @@ use super::objects::{Claim, PROTECTION, PROVISIONED_BY};
 use super::wanted::Wanted;
 use crate::controllers::class::Class;
 use crate::controllers::cluster::{DRIVER, TOPOLOGY_KEY};
+use crate::domain::Bytes;
 use crate::domain::volume::VolumeMode;
-use crate::domain::{Bytes, NodeName};
+use crate::store::view::{Accessible, label_of};
 
 /// The PersistentVolume for `claim`: bound to it by UID from the first moment, so that no other claim takes it, and kept by
-/// a finalizer from the first moment, so that its volume is not forgotten.
+/// a finalizer from the first moment, so that its volume is not forgotten. Where it can be used is not in it yet:
+/// [`affinity`].
 pub(super) fn persistent_volume(
     claim: &Claim,
     class: &Class,
     wanted: &Wanted,
     capacity: Bytes,
-    nodes: &[NodeName],
 ) -> PersistentVolume {
     let spec = &wanted.spec;
     let ask = claim.ask.as_deref();
@@ -45,7 +46,6 @@ pub(super) fn persistent_volume(
                 ..CSIPersistentVolumeSource::default()
             }),
             mount_options: Some(class.mount_options.clone()).filter(|options| !options.is_empty()),
-            node_affinity: affinity(nodes),
             persistent_volume_reclaim_policy: Some(class.reclaim_policy.clone()),
             storage_class_name: Some(class.name.clone()),
             volume_mode: Some(
@@ -61,16 +61,25 @@ pub(super) fn persistent_volume(
     }
 }
 
-/// That pods that use it run on one of these nodes; none: on any.
-fn affinity(nodes: &[NodeName]) -> Option<VolumeNodeAffinity> {
-    if nodes.is_empty() {
-        return None;
-    }
-    let on = NodeSelectorRequirement {
-        key: TOPOLOGY_KEY.to_owned(),
+/// That pods that use it run where it can be used: where its branches are, or where they can be attached.
+pub(super) fn affinity(accessible: &Accessible) -> VolumeNodeAffinity {
+    let is = |key: &str, values: Vec<String>| NodeSelectorRequirement {
+        key: key.to_owned(),
         operator: "In".to_owned(),
-        values: Some(nodes.iter().map(ToString::to_string).collect()),
+        values: Some(values),
     };
-    let term = NodeSelectorTerm { match_expressions: Some(vec![on]), ..NodeSelectorTerm::default() };
-    Some(VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: vec![term] }) })
+    let term = |all: Vec<NodeSelectorRequirement>| NodeSelectorTerm {
+        match_expressions: Some(all),
+        ..NodeSelectorTerm::default()
+    };
+    let mut terms = Vec::new();
+    if !accessible.nodes.is_empty() {
+        let nodes = accessible.nodes.iter().map(ToString::to_string).collect();
+        terms.push(term(vec![is(TOPOLOGY_KEY, nodes)]));
+    }
+    if !accessible.transports.is_empty() {
+        let labels = accessible.transports.iter().copied().filter_map(label_of);
+        terms.push(term(labels.map(|label| is(label, vec!["true".to_owned()])).collect()));
+    }
+    VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: terms }) }
 }

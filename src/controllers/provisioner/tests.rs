@@ -16,14 +16,17 @@ use super::index::Index;
 use super::objects::{
     Claim, LABEL_CLAIM, LABEL_RETAINED, PROTECTION, PROVISIONED_BY, SELECTED_NODE, Split, Volume,
 };
+use super::persistent_volume::affinity;
 use crate::controllers::class::Class;
 use crate::controllers::cluster::{DRIVER, TOPOLOGY_KEY};
 use crate::controllers::events::Severity;
 use crate::domain::Bytes;
+use crate::domain::reach::Network;
 use crate::domain::split::{BranchFormat, PlannedBranch};
 use crate::store::object::{
     Attachment, FINALIZER, Meta, VolumeSplit, VolumeSplitStatus, pending, set_condition,
 };
+use crate::store::view::accessible;
 
 const UID: &str = "0b1a4c5e-0000-4000-8000-000000000001";
 
@@ -150,6 +153,8 @@ impl World {
             Action::CreateVolume(volume) => {
                 assert!(self.volume.is_none(), "made twice");
                 let mut volume = *volume;
+                let accessible = accessible(self.split.as_ref().unwrap(), &Network::default());
+                volume.spec.as_mut().unwrap().node_affinity = Some(affinity(&accessible));
                 volume.metadata.uid = Some("volume-uid".to_owned());
                 volume.status =
                     Some(PersistentVolumeStatus { phase: Some("Pending".to_owned()), ..Default::default() });

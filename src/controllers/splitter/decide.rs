@@ -326,6 +326,7 @@ mod tests {
     use super::*;
     use crate::domain::Bytes;
     use crate::domain::pool::PoolView;
+    use crate::domain::reach::Network;
     use crate::store::object::{condition, pending};
 
     const NOW: Timestamp = Timestamp::UNIX_EPOCH;
@@ -343,7 +344,7 @@ mod tests {
                 pool: pool(name, *gib),
             };
             let pools = pools.iter().map(view).collect();
-            self.0.insert(node.clone(), NodeRoom { pools, heartbeat });
+            self.0.insert(node.clone(), NodeRoom { pools, heartbeat, reach: None });
             self
         }
     }
@@ -354,7 +355,7 @@ mod tests {
 
     fn decided_in(cluster: &Cluster, split: &VolumeSplit, branches: &[Branch], now: Timestamp) -> Decision {
         let refs: Vec<_> = branches.iter().collect();
-        decide(split, &refs, &Room { nodes: &cluster.0, excluded: &[] }, now)
+        decide(split, &refs, &Room { nodes: &cluster.0, network: &Network::default(), excluded: &[] }, now)
     }
 
     fn minutes(n: i64) -> Timestamp {
@@ -484,7 +485,8 @@ mod tests {
     }
 
     fn decided(split: &VolumeSplit, branches: &[&Branch]) -> Vec<Action> {
-        decide(split, branches, &Room { nodes: &views().0, excluded: &[] }, NOW).actions
+        decide(split, branches, &Room { nodes: &views().0, network: &Network::default(), excluded: &[] }, NOW)
+            .actions
     }
 
     /// Does what was decided, as the store would, until nothing is.
@@ -555,7 +557,7 @@ mod tests {
         let (split, branches) = complete();
         assert!(condition(&split.status.conditions, "Ready").unwrap().status);
         let later = Timestamp::from_second(1_000_000).unwrap();
-        let room = Room { nodes: &views().0, excluded: &[] };
+        let room = Room { nodes: &views().0, network: &Network::default(), excluded: &[] };
         let decision = decide(&split, &branches.iter().collect::<Vec<_>>(), &room, later);
         assert_eq!(decision, Decision::default(), "time alone changes nothing");
     }
@@ -568,7 +570,12 @@ mod tests {
         branches[0].status.phase = BranchPhase::Refused;
         branches[1].status.phase = BranchPhase::Bound;
         let refs: Vec<_> = branches.iter().collect();
-        let decision = decide(&split, &refs, &Room { nodes: &views().0, excluded: &[] }, NOW);
+        let decision = decide(
+            &split,
+            &refs,
+            &Room { nodes: &views().0, network: &Network::default(), excluded: &[] },
+            NOW,
+        );
         let [Action::SetPlan { branches: planned, next_index }] = decision.actions.as_slice() else {
             panic!("{decision:?}")
         };

@@ -26,10 +26,11 @@ use jiff::Timestamp;
 use super::kept::Kept;
 use super::room::{NodeRoom, Nodes, is_silent};
 use crate::domain::pool::PoolView;
+use crate::domain::reach::Network;
 use crate::domain::split::PlannedBranch;
 use crate::domain::{Bytes, NodeName, PoolName};
 use crate::store::object::{Branch, BranchPhase, StorageNode, Version, VolumeSplit};
-use crate::store::view::pools_of;
+use crate::store::view::{pools_of, reach_of};
 
 /// A pool of a node.
 pub(super) type PoolKey = (NodeName, PoolName);
@@ -75,6 +76,8 @@ pub(super) struct Index {
     nodes: BTreeMap<NodeName, StorageNode>,
     /// What can still be promised of each of them: kept, because many volumes ask between two changes.
     room: Nodes,
+    /// What they can carry between each other.
+    network: Network,
     /// Nodes whose room is another than when that was last asked.
     changed: BTreeSet<NodeName>,
     /// Branch id to who claims room for it.
@@ -111,6 +114,11 @@ impl Index {
     /// All nodes, with what can still be promised of their pools.
     pub(super) fn nodes(&self) -> &Nodes {
         &self.room
+    }
+
+    /// What the nodes can carry between each other.
+    pub(super) fn network(&self) -> &Network {
+        &self.network
     }
 
     /// The volume of a branch.
@@ -231,12 +239,14 @@ impl Index {
 
     pub(super) fn put_node(&mut self, node: StorageNode) {
         let name = node.spec.node.clone();
+        self.network.put(reach_of(&node));
         self.nodes.insert(name.clone(), node);
         let before = self.room.remove(&name).unwrap_or_default();
         self.refresh(&name);
         let Some(after) = self.room.get(&name) else { return };
         let spoke_again = after.heartbeat.is_some_and(|now| is_silent(before.heartbeat, now));
         self.grew |= spoke_again
+            || after.reach != before.reach
             || after.pools.iter().any(|new| {
                 let old = before.pools.iter().find(|old| old.pool.name == new.pool.name);
                 old.is_none_or(|old| more_or_other(old, new))
@@ -245,6 +255,7 @@ impl Index {
 
     pub(super) fn remove_node(&mut self, name: &NodeName) {
         self.nodes.remove(name);
+        self.network.remove(name);
         self.room.remove(name);
         self.changed.insert(name.clone());
     }
@@ -311,7 +322,11 @@ impl Index {
         let Some(node) = self.nodes.get(name) else { return };
         let promised =
             |pool: &PoolName| self.promised.get(&(name.clone(), pool.clone())).copied().unwrap_or_default();
-        let room = NodeRoom { pools: pools_of(node, promised), heartbeat: node.status.heartbeat };
+        let room = NodeRoom {
+            pools: pools_of(node, promised),
+            heartbeat: node.status.heartbeat,
+            reach: self.network.node(name).filter(|reach| !reach.is_silent()).cloned(),
+        };
         self.room.insert(name.clone(), room);
         self.changed.insert(name.clone());
     }

@@ -281,7 +281,7 @@ impl Splitter {
             }
             None => Vec::new(),
         };
-        let room = Room { nodes: self.index.nodes(), excluded: &excluded };
+        let room = Room { nodes: self.index.nodes(), network: self.index.network(), excluded: &excluded };
         let clock = (self.clock)();
         let Decision { actions, planned, refused_by, waits, again } =
             decide(&split, &self.index.branches(volume), &room, clock);

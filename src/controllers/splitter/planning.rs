@@ -6,7 +6,7 @@ use super::index::PoolKey;
 use super::room::{NodeRoom, Room, is_silent};
 use crate::domain::policy::{Placement, Policy};
 use crate::domain::pool::PoolView;
-use crate::domain::split::{Infeasible, PlannedBranch, Reach, Request, plan};
+use crate::domain::split::{Infeasible, PlannedBranch, Reach, Request, Sharing, plan_within};
 use crate::domain::{Bytes, NodeName};
 use crate::store::object::VolumeSplit;
 
@@ -36,7 +36,11 @@ pub(super) fn plan_rest(
     let spec = &split.spec;
     let mut policy = policy.clone();
     let mut consumer = spec.consumer.clone();
-    let reach = Reach::default();
+    let sharing = Sharing::of(&spec.access_modes);
+    // A pod's own volume is gone before the pod could run elsewhere. What was begun for several nodes and lacks something is
+    // completed where it is, or else planned anew as a whole.
+    let on_one_node = spec.ephemeral || (sharing != Sharing::Exclusive && !kept.is_empty());
+    let reach = if on_one_node { Reach::OneNode } else { Reach::AnyNode };
     if let Some(first) = kept.first() {
         let count = u32::try_from(kept.len()).unwrap_or(u32::MAX);
         if policy.max_branches <= count {
@@ -52,9 +56,8 @@ pub(super) fn plan_rest(
         }
         policy.max_branches -= count;
         policy.min_branches = policy.min_branches.saturating_sub(count).max(1);
-        if policy.placement == Placement::Local || reach == Reach::OneNode {
-            consumer.get_or_insert_with(|| first.node.clone());
-        }
+        // All branches must be in reach of one node at least. The others were in reach of whoever may use the volume.
+        consumer.get_or_insert_with(|| first.node.clone());
     }
     let request = Request {
         size: missing(split, kept),
@@ -63,16 +66,21 @@ pub(super) fn plan_rest(
         consumer,
         topology: spec.topology.clone(),
         reach,
+        sharing,
     };
     let left_out = LeftOut { room, failed, consumer: spec.consumer.as_ref(), now };
-    // Most pools cannot hold a volume whose node is known; they are looked at to tell why nothing fits.
-    if reach == Reach::OneNode
+    // Most volumes whose node is known fit there, and go there first. All pools are looked at where they do not, and to tell
+    // why nothing fits.
+    let alone = reach == Reach::OneNode || policy.placement == Placement::Local;
+    let first_there = policy.placement == Placement::PreferLocal && sharing == Sharing::Exclusive;
+    if (alone || first_there)
         && let Some(node) = &request.consumer
-        && let Ok(planned) = plan(&request, &policy, left_out.filter(room.nodes.get_key_value(node)))
+        && let own = left_out.filter(room.nodes.get_key_value(node))
+        && let Ok(planned) = plan_within(&request, &policy, own, room.network)
     {
         return Ok(numbered(spec.next_index, planned.branches));
     }
-    match plan(&request, &policy, left_out.filter(room.nodes)) {
+    match plan_within(&request, &policy, left_out.filter(room.nodes), room.network) {
         Ok(planned) => Ok(numbered(spec.next_index, planned.branches)),
         Err(mut infeasible) => {
             infeasible.reason.push_str(&left_out.told());

@@ -8,6 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::index::PoolKey;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolView;
+use crate::domain::reach::{Network, NodeReach};
 
 /// A node that published nothing for this long has no agent that runs: three of its heartbeats, and far more than clocks
 /// of a cluster differ by.
@@ -24,6 +25,8 @@ pub(in crate::controllers) struct NodeRoom {
     pub(in crate::controllers) pools: Vec<PoolView>,
     /// When the node published last; `None` where that is not known.
     pub(in crate::controllers) heartbeat: Option<Timestamp>,
+    /// What it can carry between itself and others; `None`: nothing.
+    pub(in crate::controllers) reach: Option<NodeReach>,
 }
 
 /// All nodes, by name: the order in which the planner is fastest.
@@ -33,6 +36,8 @@ pub(super) type Nodes = BTreeMap<NodeName, NodeRoom>;
 pub(super) struct Room<'a> {
     /// All nodes.
     pub(super) nodes: &'a Nodes,
+    /// What they can carry between each other.
+    pub(super) network: &'a Network,
     /// Pools that failed to hold a branch of this volume lately.
     pub(super) excluded: &'a [PoolKey],
 }

@@ -239,7 +239,7 @@ async fn a_volume_that_does_not_fit_says_what_would_and_binds_when_there_is_room
     bench.start_node("n2", &[("b", 10, 10)]).await;
     let wanted = |s: Option<&VolumeSplit>| {
         s.and_then(|s| condition(&s.status.conditions, "Pending"))
-            .is_some_and(|c| c.message.contains("until there are network transports"))
+            .is_some_and(|c| c.message.contains("nodes cannot reach each other"))
     };
     eventually(bench.store.splits(), "v", wanted).await.unwrap();
     bench.start_node("n3", &[("a", 10, 10), ("b", 10, 10)]).await;

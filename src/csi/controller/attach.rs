@@ -6,6 +6,8 @@ use crate::domain::{NodeName, VolumeId};
 use crate::store::Selector;
 use crate::store::attach::{Detach, attached, change, detached};
 use crate::store::object::Attachment;
+use crate::store::reach::network_of;
+use crate::store::view::owners;
 
 impl ControllerService {
     pub(super) async fn attach(
@@ -22,8 +24,12 @@ impl ControllerService {
         if !split.spec.attached.iter().any(|a| a.node == wanted.node) {
             self.room_on(&wanted.node).await?;
         }
-        change(self.store.splits(), volume, |split| Ok(attached(&split.ok_or_else(unknown)?, wanted, mode)?))
-            .await
+        let ends = owners(&split).into_iter().chain([&wanted.node]);
+        let network = network_of(&*self.store, ends).await?;
+        change(self.store.splits(), volume, |split| {
+            Ok(attached(&split.ok_or_else(unknown)?, wanted, mode, &network)?)
+        })
+        .await
     }
 
     pub(super) async fn detach(&self, volume: &VolumeId, from: &Detach) -> Result<(), ControllerError> {

@@ -3,11 +3,11 @@
 use super::{ControllerError, ControllerService};
 use crate::csi::{parse, proto, signed};
 use crate::domain::policy::Policy;
-use crate::domain::split::{self, Reach, Request};
+use crate::domain::split::{Reach, Request, Sharing, capacity_within};
 use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName};
 use crate::store::Selector;
-use crate::store::view::pool_views;
+use crate::store::view::{network, pool_views};
 
 impl ControllerService {
     pub(super) async fn capacity(
@@ -24,13 +24,15 @@ impl ControllerService {
             Some(topology) => Some(parse::node_of_topology("accessible_topology", topology)?),
         };
         let mode = capabilities.first().map(parse::Capability::volume_mode).unwrap_or_default();
-        self.room(&policy, mode, node).await
+        let modes: Vec<_> = capabilities.iter().map(|capability| capability.mode).collect();
+        self.room(&policy, mode, Sharing::of(&modes), node).await
     }
 
     async fn room(
         &self,
         policy: &Policy,
         mode: VolumeMode,
+        sharing: Sharing,
         node: Option<NodeName>,
     ) -> Result<proto::GetCapacityResponse, ControllerError> {
         let (nodes, splits, branches) = futures::try_join!(
@@ -39,16 +41,17 @@ impl ControllerService {
             self.store.branches().list(&Selector::All),
         )?;
         let pools = pool_views(&nodes, &splits, &branches);
-        let room = match &node {
-            Some(node) => split::capacity_on(node, mode, policy, &pools),
-            None => {
-                let (limit, consumer, topology) = (None, None, Vec::new());
-                // The size does not matter to the question.
-                let size = Bytes::ZERO;
-                let request = Request { size, limit, mode, consumer, topology, reach: Reach::default() };
-                split::capacity(&request, policy, &pools)
-            }
+        let request = Request {
+            // The size does not matter to the question.
+            size: Bytes::ZERO,
+            limit: None,
+            mode,
+            topology: node.iter().cloned().collect(),
+            consumer: node,
+            reach: Reach::AnyNode,
+            sharing,
         };
+        let room = capacity_within(&request, policy, &pools, &network(&nodes));
         Ok(proto::GetCapacityResponse {
             available_capacity: signed(room.total.get()),
             maximum_volume_size: Some(signed(room.maximum_volume_size.get())),

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use super::{ControllerError, ControllerService};
 use crate::csi::{parse, proto, signed};
 use crate::domain::policy::Policy;
+use crate::domain::reach::{Network, Transport};
 use crate::domain::{NodeName, VolumeId};
 use crate::store::Selector;
 use crate::store::object::{self, VolumeSplit};
-use crate::store::view::{accessible_nodes, capacity, is_ready};
+use crate::store::view::{Accessible, accessible, capacity, is_ready, label_of, network};
 
 /// Before the name of the last volume of a page, in the token of the next. A token that was not given by us is told from
 /// one that was by it.
@@ -27,7 +28,11 @@ impl ControllerService {
             "" => None,
             token => Some(last_of_page(token)?),
         };
-        let mut splits = self.store.splits().list(&Selector::All).await?;
+        let (mut splits, nodes) = futures::try_join!(
+            self.store.splits().list(&Selector::All),
+            self.store.nodes().list(&Selector::All),
+        )?;
+        let network = network(&nodes);
         splits.retain(|s| is_listed(s) && after.as_ref().is_none_or(|last| s.spec.volume > *last));
         splits.sort_by(|a, b| a.spec.volume.cmp(&b.spec.volume));
         let more = most != 0 && splits.len() > most;
@@ -38,7 +43,10 @@ impl ControllerService {
             Some(last) if more => format!("{TOKEN}{}", last.spec.volume),
             _ => String::new(),
         };
-        Ok(proto::ListVolumesResponse { entries: splits.iter().map(entry).collect(), next_token })
+        Ok(proto::ListVolumesResponse {
+            entries: splits.iter().map(|split| entry(split, &network)).collect(),
+            next_token,
+        })
     }
 }
 
@@ -52,9 +60,9 @@ fn is_listed(split: &VolumeSplit) -> bool {
     !split.spec.ephemeral && !split.spec.branches.is_empty() && split.meta.deleting.is_none()
 }
 
-fn entry(split: &VolumeSplit) -> proto::list_volumes_response::Entry {
+fn entry(split: &VolumeSplit, network: &Network) -> proto::list_volumes_response::Entry {
     proto::list_volumes_response::Entry {
-        volume: Some(volume(split)),
+        volume: Some(volume(split, network)),
         status: Some(proto::list_volumes_response::VolumeStatus {
             published_node_ids: published_nodes(split),
             volume_condition: Some(condition(split)),
@@ -62,20 +70,38 @@ fn entry(split: &VolumeSplit) -> proto::list_volumes_response::Entry {
     }
 }
 
-/// The volume. Its context stays empty: a caller keeps it for ever, and nothing of a volume is fixed for ever.
-pub(super) fn volume(split: &VolumeSplit) -> proto::Volume {
+/// The volume; `network`: what the nodes that hold it can carry. Its context stays empty: a caller keeps it for ever, and nothing of a volume is fixed for ever.
+pub(super) fn volume(split: &VolumeSplit, network: &Network) -> proto::Volume {
     proto::Volume {
         capacity_bytes: signed(capacity(split).get()),
         volume_id: split.spec.volume.to_string(),
         volume_context: HashMap::new(),
         content_source: None,
-        accessible_topology: accessible_nodes(split).iter().map(topology).collect(),
+        accessible_topology: topologies(&accessible(split, network)),
     }
 }
 
-/// The topology that names one node.
-pub(in crate::csi) fn topology(node: &NodeName) -> proto::Topology {
-    proto::Topology { segments: HashMap::from([(parse::TOPOLOGY_KEY.to_owned(), node.to_string())]) }
+/// The topology of a node that can attach branches of others by these transports. What it cannot is left out and never told
+/// as `false`: a value that a node was registered with must not change.
+pub(in crate::csi) fn topology(
+    node: &NodeName,
+    transports: impl IntoIterator<Item = Transport>,
+) -> proto::Topology {
+    let mut topology = reaching(transports);
+    topology.segments.insert(parse::TOPOLOGY_KEY.to_owned(), node.to_string());
+    topology
+}
+
+/// The topology of all nodes that can attach by these.
+fn reaching(transports: impl IntoIterator<Item = Transport>) -> proto::Topology {
+    let labels = transports.into_iter().filter_map(label_of);
+    proto::Topology { segments: labels.map(|label| (label.to_owned(), "true".to_owned())).collect() }
+}
+
+fn topologies(accessible: &Accessible) -> Vec<proto::Topology> {
+    let Accessible { nodes, transports } = accessible;
+    let anywhere = (!transports.is_empty()).then(|| reaching(transports.iter().copied()));
+    nodes.iter().map(|node| topology(node, [])).chain(anywhere).collect()
 }
 
 pub(super) fn published_nodes(split: &VolumeSplit) -> Vec<String> {

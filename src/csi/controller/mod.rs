@@ -20,9 +20,12 @@ use super::proto::controller_service_capability::{Rpc, Type, rpc};
 use super::provision::{ProvisionError, Provisioner};
 use super::status::reply;
 use super::{Settings, proto};
+use crate::domain::reach::Network;
 use crate::domain::{InvalidId, NodeName, VolumeId};
 use crate::store::attach::{AttachRefused, Detach};
 use crate::store::object::{Attachment, VolumeSplit};
+use crate::store::reach::network_of;
+use crate::store::view::owners;
 use crate::store::{Store, StoreError};
 
 /// A call to the controller service was refused or failed.
@@ -116,7 +119,8 @@ impl ControllerService {
         let wanted = parse::create_volume(request)?;
         let _guard = self.guards.enter(&wanted.volume)?;
         let split = self.provisioner.create(&wanted, deadline).await?;
-        Ok(proto::CreateVolumeResponse { volume: Some(describe::volume(&split)) })
+        let network = self.network_of(&split).await?;
+        Ok(proto::CreateVolumeResponse { volume: Some(describe::volume(&split, &network)) })
     }
 
     async fn delete(
@@ -184,13 +188,19 @@ impl ControllerService {
     ) -> Result<proto::ControllerGetVolumeResponse, ControllerError> {
         let volume = parse::volume_id(&request.volume_id)?;
         let split = self.existing(volume, &request.volume_id).await?;
+        let network = self.network_of(&split).await?;
         Ok(proto::ControllerGetVolumeResponse {
-            volume: Some(describe::volume(&split)),
+            volume: Some(describe::volume(&split, &network)),
             status: Some(proto::controller_get_volume_response::VolumeStatus {
                 published_node_ids: describe::published_nodes(&split),
                 volume_condition: Some(describe::condition(&split)),
             }),
         })
+    }
+
+    /// What the nodes that hold the volume can carry.
+    async fn network_of(&self, split: &VolumeSplit) -> Result<Network, StoreError> {
+        network_of(&*self.store, owners(split)).await
     }
 
     async fn existing(&self, volume: Option<VolumeId>, named: &str) -> Result<VolumeSplit, ControllerError> {

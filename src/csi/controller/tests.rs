@@ -189,14 +189,17 @@ async fn publishing_again_in_another_way_is_refused() {
 }
 
 #[tokio::test]
-async fn a_node_that_has_no_branch_of_the_volume_cannot_have_it_yet() {
+async fn a_node_that_does_not_reach_the_branches_of_a_volume_cannot_have_it() {
     let cluster = Cluster::busy().await;
     cluster.add_node("other").await;
     let service = service(&cluster);
     create(&service, create_request("pvc-1", 1)).await.unwrap();
     let error = publish(&service, "pvc-1", "other").await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition);
-    assert!(error.message().contains(NODE) && error.message().contains("network transports"), "{error}");
+    assert!(
+        error.message().contains("lies on here, cannot be used on node other: node here cannot export"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use snafu::Snafu;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tonic::{Request, Response, Status};
@@ -24,6 +25,7 @@ use super::provision::{ProvisionError, Provisioner};
 use super::status::reply;
 use super::{Settings, proto};
 use crate::domain::VolumeId;
+use crate::node::transport::Carried;
 use crate::node::volume::{PublishRequest, StageRequest, VolumeError, VolumeStats, Volumes};
 use crate::store::Store;
 
@@ -140,24 +142,27 @@ pub struct NodeService {
     volumes: Arc<dyn VolumesOnNode>,
     provisioner: Provisioner,
     settings: Arc<Settings>,
+    carried: watch::Receiver<Carried>,
     guards: Guards,
     tasks: TaskTracker,
 }
 
 impl NodeService {
-    /// A service on this node's volumes. Work that outlives its call is tracked in `tasks`, which the owner waits for when
+    /// A service on this node's volumes; `carried`: what the node can attach, for its topology. Work that outlives its call is tracked in `tasks`, which the owner waits for when
     /// it ends.
     #[must_use]
     pub fn new(
         volumes: Arc<dyn VolumesOnNode>,
         store: Arc<dyn Store>,
         settings: Settings,
+        carried: watch::Receiver<Carried>,
         tasks: TaskTracker,
     ) -> Self {
         Self {
             volumes,
             provisioner: Provisioner::new(store),
             settings: Arc::new(settings),
+            carried,
             guards: Guards::default(),
             tasks,
         }
@@ -260,11 +265,12 @@ impl Node for NodeService {
         &self,
         _request: Request<proto::NodeGetInfoRequest>,
     ) -> Result<Response<proto::NodeGetInfoResponse>, Status> {
+        let transports = self.carried.borrow().attachable();
         Ok(Response::new(proto::NodeGetInfoResponse {
             node_id: self.settings.node.to_string(),
             // Zero is "no limit" in the protocol.
             max_volumes_per_node: self.settings.max_volumes.unwrap_or_default().into(),
-            accessible_topology: Some(super::controller::topology(&self.settings.node)),
+            accessible_topology: Some(super::controller::topology(&self.settings.node, transports)),
         }))
     }
 }

@@ -18,7 +18,13 @@ struct Fixture {
 async fn fixture_with(volumes: FakeVolumes, cluster: Cluster) -> Fixture {
     let volumes = Arc::new(volumes);
     let settings = settings(cluster.dir.path());
-    let service = NodeService::new(volumes.clone(), cluster.store.clone(), settings, TaskTracker::new());
+    let service = NodeService::new(
+        volumes.clone(),
+        cluster.store.clone(),
+        settings,
+        crate::node::transport::Transports::none().watch(),
+        TaskTracker::new(),
+    );
     Fixture { cluster, volumes, service }
 }
 

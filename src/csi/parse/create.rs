@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use super::{Capability, InvalidRequest, capabilities, required};
 use crate::csi::proto;
 use crate::domain::policy::{CLAIM_KEYS, Policy};
+use crate::domain::reach::Transport;
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::store::object::VolumeSplitSpec;
+use crate::store::view::label_of;
 
 /// What a request gets that names no size.
 pub(in crate::csi) const DEFAULT_CAPACITY: Bytes = Bytes::gib(1);
@@ -171,14 +173,16 @@ fn topology(
     Ok((consumer, requisite))
 }
 
-/// The node that a topology names: exactly one segment, ours.
+/// The node that a topology names: the segment that is ours, beside those that say what nodes can attach.
 pub(in crate::csi) fn node_of_topology(
     field: &'static str,
     topology: &proto::Topology,
 ) -> Result<NodeName, InvalidRequest> {
-    let mut segments = topology.segments.iter();
-    match (segments.next(), segments.next()) {
-        (Some((key, node)), None) if key == TOPOLOGY_KEY => {
+    let carried = [Transport::NvmeTcp, Transport::Nfs].map(label_of);
+    let mut others =
+        topology.segments.keys().map(String::as_str).filter(|key| !carried.contains(&Some(*key)));
+    match (topology.segments.get(TOPOLOGY_KEY), others.next(), others.next()) {
+        (Some(node), Some(_), None) => {
             node.parse().map_err(|e| InvalidRequest::new(field, format!("{TOPOLOGY_KEY}: {e}")))
         }
         _ => {
@@ -187,7 +191,7 @@ pub(in crate::csi) fn node_of_topology(
             Err(InvalidRequest::new(
                 field,
                 format!(
-                    "a topology needs the segment {TOPOLOGY_KEY} and no other, not [{}]",
+                    "a topology needs the segment {TOPOLOGY_KEY} and none that is not this driver's, not [{}]",
                     keys.join(", ")
                 ),
             ))

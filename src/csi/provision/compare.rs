@@ -3,18 +3,23 @@
 use super::{DiffersSnafu, ProvisionError};
 use crate::csi::parse;
 use crate::domain::NodeName;
+use crate::domain::reach::Network;
 use crate::store::object::{VolumeSplit, VolumeSplitSpec};
-use crate::store::view::{accessible_nodes, capacity};
+use crate::store::view::{accessible, capacity};
 
-/// Whether the volume that exists is what is wanted.
-pub(super) fn compatible(have: &VolumeSplit, want: &VolumeSplitSpec) -> Result<(), ProvisionError> {
-    match difference(have, want) {
+/// Whether the volume that exists is what is wanted; `network`: what the nodes that hold it can carry.
+pub(super) fn compatible(
+    have: &VolumeSplit,
+    want: &VolumeSplitSpec,
+    network: &Network,
+) -> Result<(), ProvisionError> {
+    match difference(have, want, network) {
         None => Ok(()),
         Some(difference) => DiffersSnafu { volume: want.volume.clone(), difference }.fail(),
     }
 }
 
-pub(super) fn difference(have: &VolumeSplit, want: &VolumeSplitSpec) -> Option<String> {
+pub(super) fn difference(have: &VolumeSplit, want: &VolumeSplitSpec, network: &Network) -> Option<String> {
     let spec = &have.spec;
     let size = capacity(have);
     if spec.request_name != want.request_name {
@@ -54,9 +59,13 @@ pub(super) fn difference(have: &VolumeSplit, want: &VolumeSplitSpec) -> Option<S
     if !changed.is_empty() {
         return Some(format!("parameters: {}", changed.join(", ")));
     }
-    let nodes = accessible_nodes(have);
-    let reachable =
-        want.topology.is_empty() || nodes.is_empty() || nodes.iter().any(|n| want.topology.contains(n));
+    // Where other nodes can attach it, some of those that are asked for can; which ones, the topology in the answer says.
+    let accessible = accessible(have, network);
+    let nodes = &accessible.nodes;
+    let reachable = want.topology.is_empty()
+        || nodes.is_empty()
+        || !accessible.transports.is_empty()
+        || nodes.iter().any(|n| want.topology.contains(n));
     if !reachable {
         let nodes: Vec<&str> = nodes.iter().map(NodeName::as_str).collect();
         return Some(format!("accessibility_requirements: it can be used on {}", nodes.join(", ")));

@@ -3,7 +3,7 @@ use super::*;
 use crate::csi::tests::fixture::{Cluster, NODE, ROOM, bind, node, plan, plan_on};
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::store::object::Attachment;
-use crate::store::view::{accessible_nodes, capacity};
+use crate::store::view::{accessible, capacity};
 
 fn wanted(name: &str) -> VolumeSplitSpec {
     VolumeSplitSpec {
@@ -40,7 +40,7 @@ async fn a_volume_is_made_once_and_found_again() {
     let first = provisioner.create(&wanted("pvc-1"), soon()).await.unwrap();
     assert_eq!(first.meta.finalizers, [crate::store::object::FINALIZER]);
     assert_eq!(capacity(&first), Bytes::gib(1));
-    assert_eq!(accessible_nodes(&first), [node(NODE)]);
+    assert_eq!(accessible(&first, &Network::default()).nodes, [node(NODE)]);
     let second = provisioner.create(&wanted("pvc-1"), soon()).await.unwrap();
     assert_eq!(second.meta.uid, first.meta.uid);
 }
@@ -197,7 +197,7 @@ fn what_differs_from_an_existing_volume_is_named() {
     ];
     let want = VolumeSplitSpec { limit: Some(Bytes::gib(2)), topology: vec![node(NODE)], ..wanted("pvc-1") };
     for (index, (change, expected)) in cases.into_iter().enumerate() {
-        let told = difference(&existing(change), &want);
+        let told = difference(&existing(change), &want, &Network::default());
         match expected {
             None => assert_eq!(told, None, "case {index}"),
             Some(part) => assert!(told.as_ref().is_some_and(|t| t.contains(part)), "case {index}: {told:?}"),

@@ -56,7 +56,13 @@ impl Rig {
         let services = Services {
             identity: IdentityService::new(Arc::new(crate::store::Asked(store.clone())), None),
             controller: None,
-            node: Some(NodeService::new(volumes, store, about, tasks.clone())),
+            node: Some(NodeService::new(
+                volumes,
+                store,
+                about,
+                crate::node::transport::Transports::none().watch(),
+                tasks.clone(),
+            )),
             counters: Arc::new(CsiCounters::default()),
             tasks,
         };

@@ -38,6 +38,7 @@ async fn running() -> Running {
             volumes.clone(),
             cluster.store.clone(),
             settings(cluster.dir.path()),
+            crate::node::transport::Transports::none().watch(),
             tasks.clone(),
         )),
         counters: counters.clone(),

@@ -126,7 +126,10 @@ fn attaching_is_refused_in_a_way_that_says_what_must_change() {
             Next::Corrects,
         ),
         (AttachRefused::Elsewhere { volume: volume.clone(), node: node.clone() }, Next::ChangesTheState),
-        (AttachRefused::Unreachable { volume: volume.clone(), node, holders: text() }, Next::ChangesTheState),
+        (
+            AttachRefused::Unreachable { volume: volume.clone(), node, holders: text(), reason: text() },
+            Next::ChangesTheState,
+        ),
         (AttachRefused::Unsupported { volume: volume.clone(), reason: text() }, Next::ChangesTheState),
         (AttachRefused::Changing { volume, reason: text() }, Next::Repeats),
     ];

@@ -9,8 +9,10 @@
 //!   be made as small as the rest, and nothing else works; never more than the limit. Images are multiples of 4 KiB.
 //! - A volume is in a filesystem at most once: a second branch on the same disk buys nothing.
 //! - All strategies accept the same requests; they differ in what they choose.
-//! - How many nodes a volume may be on together is [`Reach`]. A volume on one node goes to the consumer's, where that is
-//!   known; else to the node where it takes the fewest branches and that keeps the most room, so that volumes spread.
+//! - How many nodes a volume may be on together is [`Reach`], and [`plan_within`] says which of them reach each other. A
+//!   volume on one node goes to the consumer's, where that is known; else to the node where it takes the fewest branches and
+//!   that keeps the most room, so that volumes spread.
+//! - How many nodes may use it at once is [`Sharing`].
 //!
 //! The time grows with the number of pools, the branches' number aside: filters look at each pool once, and only the best
 //! `maxBranches` pools of each format are sorted.
@@ -18,6 +20,7 @@
 mod candidates;
 mod fewest;
 mod fill;
+mod offer;
 mod planner;
 mod refusal;
 mod shaped;
@@ -30,8 +33,9 @@ use serde::{Deserialize, Serialize};
 use super::policy::{FsType, Policy};
 use super::pool::PoolView;
 use super::reach::Network;
-use super::volume::VolumeMode;
+use super::volume::{AccessMode, VolumeMode};
 use super::{Bytes, NodeName, PoolName};
+pub use offer::Offer;
 use planner::Planner;
 use space::Real;
 use within::Within;
@@ -68,16 +72,38 @@ pub struct PlannedBranch {
 }
 
 /// Which nodes the branches of one volume may be on together.
-///
-/// It follows from the transports: a branch serves its own node only, until there is one that reaches others. This is the
-/// one place that says so; the default is what this version can do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reach {
     /// All on one node: the consumer's, where it is known.
-    #[default]
     OneNode,
-    /// Any.
+    /// Any, as far as they reach each other.
+    #[default]
     AnyNode,
+}
+
+/// How many nodes may use one volume at once, the fewest first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Sharing {
+    /// One.
+    #[default]
+    Exclusive,
+    /// Several, all reading.
+    ManyReaders,
+    /// Several, of which some write.
+    ManyWriters,
+}
+
+impl Sharing {
+    /// What a volume must bear that is made for these modes.
+    #[must_use]
+    pub fn of(modes: &[AccessMode]) -> Self {
+        let of = |mode: &AccessMode| match (mode.multi_node(), mode.reader_only()) {
+            (false, _) => Self::Exclusive,
+            (true, true) => Self::ManyReaders,
+            (true, false) => Self::ManyWriters,
+        };
+        modes.iter().map(of).max().unwrap_or_default()
+    }
 }
 
 /// What is to be planned.
@@ -95,6 +121,8 @@ pub struct Request {
     pub topology: Vec<NodeName>,
     /// Which nodes its branches may be on together.
     pub reach: Reach,
+    /// How many nodes may use it at once.
+    pub sharing: Sharing,
 }
 
 /// A feasible split.
@@ -149,7 +177,7 @@ pub struct Capacity {
     pub minimum_volume_size: Bytes,
 }
 
-/// Splits `request` over `pools` under `policy`.
+/// Splits `request` over `pools` under `policy`; all nodes are taken to reach each other.
 ///
 /// # Errors
 /// [`Infeasible`] where no plan exists under the policy.
@@ -172,7 +200,7 @@ pub fn plan_within<'a>(
     pools: impl IntoIterator<Item = &'a PoolView>,
     network: &'a Network,
 ) -> Result<Plan, Infeasible> {
-    Within { overhead: &Real, request, policy, pools: pools.into_iter().collect(), network }.plan()
+    Within::new(&Real, request, policy, pools.into_iter().collect(), network).plan()
 }
 
 /// What there is for volumes like `request`, whatever its size, as [`plan_within`] plans them.
@@ -183,7 +211,7 @@ pub fn capacity_within<'a>(
     pools: impl IntoIterator<Item = &'a PoolView>,
     network: &'a Network,
 ) -> Capacity {
-    Within { overhead: &Real, request, policy, pools: pools.into_iter().collect(), network }.capacity()
+    Within::new(&Real, request, policy, pools.into_iter().collect(), network).capacity()
 }
 
 /// Usable bytes of the largest volume that [`plan`] would accept in place of `request.size`; zero where there is none.
@@ -196,7 +224,7 @@ pub fn largest<'a>(
     Planner::new(&Real, request, policy, pools).largest()
 }
 
-/// What there is for volumes like `request`, whatever its size.
+/// What there is for volumes like `request`, whatever its size; all nodes are taken to reach each other.
 #[must_use]
 pub fn capacity<'a>(
     request: &'a Request,
@@ -204,28 +232,6 @@ pub fn capacity<'a>(
     pools: impl IntoIterator<Item = &'a PoolView>,
 ) -> Capacity {
     Planner::new(&Real, request, policy, pools).capacity()
-}
-
-/// What there is for volumes that are used on `node`: what the scheduler must know of it. Pools of nodes that cannot
-/// serve it count for nothing.
-#[must_use]
-pub fn capacity_on<'a>(
-    node: &NodeName,
-    mode: VolumeMode,
-    policy: &Policy,
-    pools: impl IntoIterator<Item = &'a PoolView>,
-) -> Capacity {
-    let request = Request {
-        // The size does not matter to the question.
-        size: Bytes::ZERO,
-        limit: None,
-        mode,
-        consumer: Some(node.clone()),
-        topology: vec![node.clone()],
-        reach: Reach::default(),
-    };
-    let pools: Vec<&PoolView> = pools.into_iter().collect();
-    Planner::new(&Real, &request, policy, pools).capacity()
 }
 
 #[cfg(test)]

@@ -11,10 +11,9 @@ use super::shaped::Shaped;
 use super::space::{Candidate, Overhead, Scale, Side, by_name};
 use super::{Capacity, Infeasible, Plan, PlannedBranch, Request};
 use crate::domain::Bytes;
-use crate::domain::placement::Filters;
+use crate::domain::placement::{Filters, Scope};
 use crate::domain::policy::{Placement, Policy, Strategy};
 use crate::domain::pool::PoolView;
-use crate::domain::reach::Network;
 use crate::domain::volume::VolumeMode;
 
 /// One question: a request, a policy, the pools.
@@ -52,19 +51,19 @@ impl<'a, O: Overhead> Planner<'a, O> {
         policy: &'a Policy,
         pools: impl IntoIterator<Item = &'a PoolView>,
     ) -> Self {
-        Self::within(overhead, request, policy, pools, None)
+        Self::within(overhead, request, policy, pools, Scope::All)
     }
 
-    /// The same where it is known what the nodes can carry.
+    /// The same for branches of some nodes.
     pub(super) fn within(
         overhead: &'a O,
         request: &'a Request,
         policy: &'a Policy,
         pools: impl IntoIterator<Item = &'a PoolView>,
-        network: Option<&'a Network>,
+        scope: Scope<'a>,
     ) -> Self {
         let pools: Vec<&PoolView> = pools.into_iter().collect();
-        let filters = Filters::new(request, policy, network);
+        let filters = Filters::new(request, policy, scope);
         let scale = Scale::new(overhead, policy, request.mode);
         let (candidates, by_node) = candidates(&filters, &scale, policy, &pools);
         let groups =
@@ -86,7 +85,7 @@ impl<'a, O: Overhead> Planner<'a, O> {
         self.solve(self.want(self.request.size)).map(|draft| self.finish(draft))
     }
 
-    /// Whether there is a plan.
+    /// Whether there is one.
     pub(super) fn feasible(&self) -> bool {
         self.solve(self.want(self.request.size)).is_some()
     }
@@ -239,9 +238,13 @@ impl<'a, O: Overhead> Planner<'a, O> {
         u64::try_from(reach.unwrap_or(0)).unwrap_or(u64::MAX)
     }
 
+    /// Usable bytes that all candidates could give.
+    pub(super) fn total(&self) -> Bytes {
+        self.candidates.iter().map(|candidate| Bytes::new(self.scale.space(*candidate).full)).sum()
+    }
+
     pub(super) fn capacity(&self) -> Capacity {
-        let total =
-            self.candidates.iter().map(|candidate| Bytes::new(self.scale.space(*candidate).full)).sum();
+        let total = self.total();
         let maximum_volume_size = self.largest();
         let minimum_volume_size = if maximum_volume_size.is_zero() { Bytes::ZERO } else { self.smallest() };
         Capacity { total, maximum_volume_size, minimum_volume_size }

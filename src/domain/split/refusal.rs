@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::planner::Planner;
 use super::space::{Candidate, Overhead, by_name};
-use super::{Infeasible, PoolVerdict, Reach, Request};
+use super::{Infeasible, PoolVerdict, Reach, Request, Sharing};
 use crate::domain::placement::Tie;
 use crate::domain::pool::PoolView;
 use crate::domain::volume::VolumeMode;
@@ -96,12 +96,25 @@ impl<O: Overhead> Planner<'_, O> {
         format!("{}; {pools}", self.obstacle(largest))
     }
 
-    /// Whether it is only for the lack of transports that nothing fits.
-    fn would_fit_over_nodes(&self) -> bool {
+    /// Why it must be on one node, where it is only for that that nothing fits.
+    fn would_fit_over_nodes(&self) -> Option<&'static str> {
+        let why = match self.filters.tie()? {
+            Tie::Placement => return None,
+            Tie::Reach => "this one is placed on one node",
+            Tie::Isolated => "a volume is placed on one node where nodes cannot reach each other's branches",
+            Tie::Shared => {
+                "a volume for several nodes at once is placed on one node unless its branches are directories that are \
+                 reached by nfs"
+            }
+        };
         let request = Request { reach: Reach::AnyNode, ..self.request.clone() };
         let pools = self.pools.iter().copied();
-        self.filters.tie() == Some(Tie::Reach)
-            && Planner::new(self.scale.overhead, &request, self.policy, pools).feasible()
+        Planner::new(self.scale.overhead, &request, self.policy, pools).feasible().then_some(why)
+    }
+
+    /// Several nodes are to write it, so that it has one branch.
+    fn one_for_writers(&self) -> bool {
+        self.request.sharing == Sharing::ManyWriters && self.filters.tie().is_none()
     }
 
     /// What stands in the way, the pools' own reasons aside.
@@ -114,6 +127,12 @@ impl<O: Overhead> Planner<'_, O> {
         if self.request.mode == VolumeMode::Block && minimum > 1 {
             return format!(
                 "minBranches {minimum} rules out block volumes: a block volume of several branches is not supported"
+            );
+        }
+        if self.one_for_writers() && minimum > 1 {
+            return format!(
+                "minBranches {minimum} rules out volumes that several nodes write: in several branches their files could \
+                 hide each other"
             );
         }
         let most = self.groups().map(<[Candidate]>::len).max().unwrap_or(0);
@@ -147,7 +166,7 @@ impl<O: Overhead> Planner<'_, O> {
                 smallest.shown()
             );
         }
-        if self.would_fit_over_nodes() {
+        if let Some(why) = self.would_fit_over_nodes() {
             let (fits, there) = match &self.request.consumer {
                 Some(node) => (format!("does not fit on node {node}, where it is used"), "there"),
                 None => ("would fit over several nodes only".to_owned(), "on one"),
@@ -157,15 +176,16 @@ impl<O: Overhead> Planner<'_, O> {
             } else {
                 format!("the largest volume that fits {there} now is {}", largest.shown())
             };
-            return format!(
-                "{size} {fits}, and a volume is placed on one node until there are network transports: {room}"
-            );
+            return format!("{size} {fits}, and {why}: {room}");
         }
         if largest.is_zero() {
             return format!("{size} does not fit: there is no room for any volume now");
         }
         let one = match self.request.mode {
             VolumeMode::Block => " in one branch (a block volume of several is not supported)",
+            VolumeMode::Filesystem if self.one_for_writers() => {
+                " in one branch (a volume that several nodes write has one: in several their files could hide each other)"
+            }
             VolumeMode::Filesystem => "",
         };
         format!("{size} does not fit{one}: the largest volume that fits now is {}", largest.shown())

@@ -2,60 +2,130 @@
 //!
 //! Where the consumer is known, a branch lies where that node reaches it. Where it is not, it lies where some node that may
 //! become the consumer reaches it, so that the volume is not bound to one; a volume that does not fit so may still lie on
-//! one node as a whole, and is used there.
+//! one node as a whole, and is used there. Where no node reaches another, volumes lie on one node.
+//!
+//! A volume that several nodes may use at once is made of directories, because an image goes to one node at a time. One
+//! that several may write has one branch: two nodes could make one path on two branches, and one file would hide the
+//! other. Where no pool can hold such a branch, the volume lies on one node, and is used there by as many pods as like.
+
+use std::borrow::Cow;
 
 use super::planner::Planner;
 use super::space::Overhead;
-use super::{Capacity, Infeasible, Plan, Reach, Request};
+use super::{Capacity, Infeasible, Plan, Reach, Request, Sharing};
 use crate::domain::Bytes;
-use crate::domain::policy::Policy;
+use crate::domain::placement::Scope;
+use crate::domain::policy::{FormatChoice, Placement, Policy};
 use crate::domain::pool::PoolView;
-use crate::domain::reach::Network;
+use crate::domain::reach::{Network, NodeReach, Transport};
+use crate::domain::volume::VolumeMode;
 
 /// A question with what the nodes can carry.
 pub(super) struct Within<'a, O> {
-    pub(super) overhead: &'a O,
-    pub(super) request: &'a Request,
-    pub(super) policy: &'a Policy,
-    pub(super) pools: Vec<&'a PoolView>,
-    pub(super) network: &'a Network,
+    overhead: &'a O,
+    request: &'a Request,
+    pools: Vec<&'a PoolView>,
+    first: Attempt<'a>,
+    second: Option<Attempt<'a>>,
 }
 
-impl<O: Overhead> Within<'_, O> {
+/// A way to answer it.
+struct Attempt<'a> {
+    policy: Cow<'a, Policy>,
+    scope: Scope<'a>,
+}
+
+impl<'a, O: Overhead> Within<'a, O> {
+    pub(super) fn new(
+        overhead: &'a O,
+        request: &'a Request,
+        policy: &'a Policy,
+        pools: Vec<&'a PoolView>,
+        network: &'a Network,
+    ) -> Self {
+        let so = |scope| Attempt { policy: Cow::Borrowed(policy), scope };
+        let carried = |transports: &[Transport]| {
+            transports.iter().any(|transport| carries(network, request, *transport))
+        };
+        let tied = policy.placement == Placement::Local || request.reach == Reach::OneNode;
+        let images = request.mode == VolumeMode::Block || policy.format == FormatChoice::Image;
+        let (first, second) = if tied {
+            (so(Scope::All), None)
+        } else if !carried(transports(request.mode, policy)) {
+            (so(Scope::Isolated(network)), None)
+        } else if request.sharing == Sharing::Exclusive {
+            let alone = request.consumer.is_none().then(|| so(Scope::Isolated(network)));
+            (so(Scope::Network(network)), alone)
+        } else if images || !carried(&[Transport::Nfs]) {
+            (so(Scope::Shared), None)
+        } else {
+            let mut policy = Policy { format: FormatChoice::Directory, ..policy.clone() };
+            if request.sharing == Sharing::ManyWriters {
+                policy.max_branches = 1;
+            }
+            let shared = Attempt { policy: Cow::Owned(policy), scope: Scope::Network(network) };
+            (shared, Some(so(Scope::Shared)))
+        };
+        let mut within = Self { overhead, request, pools, first, second };
+        // A volume for writers on several nodes is not made for one of them while another size would do.
+        if request.sharing == Sharing::ManyWriters && within.second.is_some() {
+            let some = !within.planner(&within.first).candidates.is_empty();
+            if some {
+                within.second = None;
+            }
+        }
+        within
+    }
+
     pub(super) fn plan(&self) -> Result<Plan, Infeasible> {
-        let over = self.over();
-        if let Some(plan) = over.found() {
+        let first = self.planner(&self.first);
+        if let Some(plan) = first.found() {
             return Ok(plan);
         }
-        let Some(request) = self.on_one_node() else { return Err(over.refuse(over.largest())) };
-        let one = self.one(&request);
-        one.found().ok_or_else(|| over.refuse(over.largest().max(one.largest())))
+        let Some(second) = &self.second else { return Err(first.refuse(first.largest())) };
+        let second = self.planner(second);
+        second.found().ok_or_else(|| first.refuse(first.largest().max(second.largest())))
     }
 
     pub(super) fn capacity(&self) -> Capacity {
-        let over = self.over().capacity();
-        let Some(request) = self.on_one_node() else { return over };
-        let one = self.one(&request).capacity();
-        let least = [over, one].map(|capacity| capacity.minimum_volume_size).into_iter();
+        let first = self.planner(&self.first).capacity();
+        let Some(second) = &self.second else { return first };
+        let second = self.planner(second).capacity();
+        let least = [first, second].map(|capacity| capacity.minimum_volume_size).into_iter();
         Capacity {
-            total: over.total.max(one.total),
-            maximum_volume_size: over.maximum_volume_size.max(one.maximum_volume_size),
+            total: first.total.max(second.total),
+            maximum_volume_size: first.maximum_volume_size.max(second.maximum_volume_size),
             minimum_volume_size: least.filter(|size| !size.is_zero()).min().unwrap_or(Bytes::ZERO),
         }
     }
 
-    fn over(&self) -> Planner<'_, O> {
+    fn planner<'b>(&'b self, attempt: &'b Attempt<'_>) -> Planner<'b, O> {
         let pools = self.pools.iter().copied();
-        Planner::within(self.overhead, self.request, self.policy, pools, Some(self.network))
+        Planner::within(self.overhead, self.request, &attempt.policy, pools, attempt.scope)
     }
+}
 
-    fn one<'b>(&'b self, request: &'b Request) -> Planner<'b, O> {
-        Planner::new(self.overhead, request, self.policy, self.pools.iter().copied())
+/// The transports that may carry branches of such a volume.
+pub(super) const fn transports(mode: VolumeMode, policy: &Policy) -> &'static [Transport] {
+    match (mode, policy.format) {
+        (VolumeMode::Block, _) | (VolumeMode::Filesystem, FormatChoice::Image) => &[Transport::NvmeTcp],
+        (VolumeMode::Filesystem, FormatChoice::Directory) => &[Transport::Nfs],
+        (VolumeMode::Filesystem, FormatChoice::Auto) => &[Transport::NvmeTcp, Transport::Nfs],
     }
+}
 
-    /// The same request for one node, where that is another question.
-    fn on_one_node(&self) -> Option<Request> {
-        (self.request.consumer.is_none() && self.request.reach == Reach::AnyNode)
-            .then(|| Request { reach: Reach::OneNode, ..self.request.clone() })
+/// Whether some node reaches branches of another by the transport, among those that may use the volume.
+fn carries(network: &Network, request: &Request, transport: Transport) -> bool {
+    let consumes = |node: &&NodeReach| node.consumes(transport);
+    // Two of each tell whether there are two nodes for the two ends.
+    let consumers: Vec<&NodeReach> = match (&request.consumer, request.topology.as_slice()) {
+        (Some(consumer), _) => network.node(consumer).into_iter().filter(consumes).collect(),
+        (None, []) => network.nodes().filter(consumes).take(2).collect(),
+        (None, some) => some.iter().filter_map(|name| network.node(name)).filter(consumes).take(2).collect(),
+    };
+    if consumers.is_empty() {
+        return false;
     }
+    let owners = network.nodes().filter(|node| node.owns(transport)).take(2);
+    owners.into_iter().any(|owner| consumers.iter().any(|consumer| consumer.node != owner.node))
 }

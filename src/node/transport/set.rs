@@ -18,6 +18,15 @@ pub struct Carried {
     pub network: Option<StorageNetwork>,
 }
 
+impl Carried {
+    /// By what this node can attach branches of others.
+    #[must_use]
+    pub fn attachable(&self) -> Vec<Transport> {
+        let able = self.transports.iter().filter(|report| report.consumer.able);
+        able.map(|report| report.transport).collect()
+    }
+}
+
 /// Both ends of one transport on this node; in place of one that its kernel cannot be, the reason.
 #[derive(Clone)]
 pub struct Ends {

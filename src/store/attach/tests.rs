@@ -20,7 +20,7 @@ fn to(node: &str, access_mode: AccessMode) -> Attachment {
 }
 
 fn attach(split: &VolumeSplit, wanted: &Attachment) -> Result<Option<VolumeSplit>, AttachRefused> {
-    attached(split, wanted, VolumeMode::Filesystem)
+    attached(split, wanted, VolumeMode::Filesystem, &Network::default())
 }
 
 #[test]
@@ -51,7 +51,12 @@ fn a_volume_is_not_attached_before_it_is_planned_or_while_it_goes() {
 
 #[test]
 fn a_use_that_the_volume_was_not_made_for_is_refused() {
-    let mode = attached(&volume(&[]), &to("a", AccessMode::SingleNodeWriter), VolumeMode::Block);
+    let mode = attached(
+        &volume(&[]),
+        &to("a", AccessMode::SingleNodeWriter),
+        VolumeMode::Block,
+        &Network::default(),
+    );
     assert!(matches!(mode, Err(AttachRefused::Unsupported { .. })));
     let mut readers = volume(&[]);
     readers.spec.access_modes = vec![AccessMode::MultiNodeReaderOnly];

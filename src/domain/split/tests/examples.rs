@@ -127,20 +127,20 @@ fn spreading_on_one_node_is_over_its_disks() {
 }
 
 #[test]
-fn a_refusal_says_when_it_is_for_the_lack_of_transports() {
+fn a_refusal_says_when_it_is_for_the_one_node() {
     let pools = [enforced("a", "a1", gib(40)), enforced("b", "b1", gib(60))];
     let one = |size| Request { reach: Reach::OneNode, ..request(gib(size)) };
     let reason = |request: &Request| refusal(request, &strategy(Strategy::Fewest), &pools).reason;
     assert_eq!(
         reason(&one(80)),
-        "80Gi would fit over several nodes only, and a volume is placed on one node until there are network transports: \
+        "80Gi would fit over several nodes only, and this one is placed on one node: \
          the largest volume that fits on one now is 60Gi; 2 of 2 pools qualify"
     );
     let used = Request { consumer: Some(node("a")), ..one(50) };
     assert!(
         reason(&used).starts_with(
-            "50Gi does not fit on node a, where it is used, and a volume is placed on one node until there are network \
-             transports: the largest volume that fits there now is 40Gi"
+            "50Gi does not fit on node a, where it is used, and this one is placed on one node: \
+             the largest volume that fits there now is 40Gi"
         ),
         "{}",
         reason(&used)
@@ -153,7 +153,10 @@ fn a_refusal_says_when_it_is_for_the_lack_of_transports() {
 #[test]
 fn the_capacity_of_a_node_is_that_of_its_own_pools() {
     let pools = [enforced("a", "a1", gib(40)), enforced("a", "a2", gib(10)), enforced("b", "b1", gib(60))];
-    let on = |name| capacity_on(&node(name), VolumeMode::Filesystem, &Policy::default(), &pools);
+    let on = |name| {
+        let used = Request { consumer: Some(node(name)), reach: Reach::OneNode, ..request(Bytes::ZERO) };
+        capacity(&used, &Policy::default(), &pools)
+    };
     assert_eq!((on("a").total, on("a").maximum_volume_size), (gib(50), gib(50)));
     assert_eq!((on("b").total, on("b").maximum_volume_size), (gib(60), gib(60)));
     assert!(on("c").total.is_zero());

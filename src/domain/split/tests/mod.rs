@@ -37,6 +37,7 @@ fn request(size: Bytes) -> Request {
         consumer: None,
         topology: Vec::new(),
         reach: Reach::AnyNode,
+        sharing: Sharing::Exclusive,
     }
 }
 
@@ -113,6 +114,14 @@ fn formats() -> impl proptest::strategy::Strategy<Value = FormatChoice> {
         2 => Just(FormatChoice::Auto),
         1 => Just(FormatChoice::Image),
         1 => Just(FormatChoice::Directory)
+    ]
+}
+
+fn sharings() -> impl proptest::strategy::Strategy<Value = Sharing> {
+    prop_oneof![
+        3 => Just(Sharing::Exclusive),
+        1 => Just(Sharing::ManyReaders),
+        1 => Just(Sharing::ManyWriters)
     ]
 }
 

@@ -47,7 +47,7 @@ fn within<'a>(
     pools: &'a [PoolView],
     network: &'a Network,
 ) -> Within<'a, Shape> {
-    Within { overhead: shape, request, policy, pools: pools.iter().collect(), network }
+    Within::new(shape, request, policy, pools.iter().collect(), network)
 }
 
 /// Node, size in GiB and format of each branch, without overheads.
@@ -152,7 +152,14 @@ fn where_no_node_reaches_another_a_volume_lies_on_one() {
     );
     let refusal = refused(&request(Bytes::gib(16)), &policy, &pools, &bare);
     assert_eq!(refusal.largest, Bytes::gib(15));
-    assert!(refusal.reason.contains("the largest volume that fits now is 15"), "{}", refusal.reason);
+    assert!(
+        refusal.reason.starts_with(
+            "16Gi would fit over several nodes only, and a volume is placed on one node where nodes cannot reach each other's \
+             branches: the largest volume that fits on one now is 15Gi"
+        ),
+        "{}",
+        refusal.reason
+    );
 }
 
 #[test]
@@ -174,6 +181,77 @@ fn strategies_shape_plans_over_the_nodes_in_reach() {
     let spread = shaped(Strategy::Spread, Placement::Any);
     assert_eq!(spread.len(), 3);
     assert!(spread.iter().all(|(node, size, _)| node != "d" && (5..=6).contains(size)), "{spread:?}");
+}
+
+fn for_many(sharing: Sharing, gib: u64) -> Request {
+    Request { sharing, ..request(Bytes::gib(gib)) }
+}
+
+#[test]
+fn a_volume_for_readers_on_several_nodes_is_of_directories_that_others_reach() {
+    let pools = [
+        pool("a", "p", Bytes::gib(40)),
+        enforced("b", "p", Bytes::gib(10)),
+        enforced("c", "p", Bytes::gib(10)),
+        enforced("d", "p", Bytes::gib(20)),
+    ];
+    let network = network(&[("a", ALL), ("b", ALL), ("c", ALL), ("d", ONLY_NVME)]);
+    let policy = Policy::default();
+    let readers = |gib| for_many(Sharing::ManyReaders, gib);
+    assert_eq!(split(&readers(15), &policy, &pools, &network), [directory("b", 10), directory("c", 5)]);
+    // As large as no directories in reach: on one node, where any number of pods reads it.
+    assert_eq!(split(&readers(30), &policy, &pools, &network), [image("a", 30)]);
+    let there = Request { consumer: Some("d".parse().unwrap()), ..readers(15) };
+    assert_eq!(
+        split(&there, &policy, &pools, &network),
+        [directory("d", 15)],
+        "d cannot attach what others have"
+    );
+    let images = Policy { format: FormatChoice::Image, ..policy };
+    assert_eq!(split(&readers(15), &images, &pools, &network), [image("a", 15)]);
+    let refusal = refused(&readers(45), &images, &pools, &network);
+    assert!(
+        refusal
+            .reason
+            .contains("placed on one node unless its branches are directories that are reached by nfs"),
+        "{}",
+        refusal.reason
+    );
+    assert_eq!(refusal.largest, Bytes::gib(40));
+}
+
+#[test]
+fn a_volume_for_writers_on_several_nodes_has_one_directory_or_is_refused() {
+    let pools = [
+        pool("a", "p", Bytes::gib(40)),
+        enforced("b", "p", Bytes::gib(10)),
+        enforced("c", "p", Bytes::gib(12)),
+    ];
+    let all = network(&[("a", ALL), ("b", ALL), ("c", ALL)]);
+    let policy = Policy::default();
+    let writers = |gib| for_many(Sharing::ManyWriters, gib);
+    assert_eq!(split(&writers(11), &policy, &pools, &all), [directory("c", 11)]);
+    let refusal = refused(&writers(13), &policy, &pools, &all);
+    assert_eq!(refusal.largest, Bytes::gib(12));
+    assert!(refusal.reason.starts_with("13Gi does not fit in one branch (a volume that several nodes write"));
+    let two = Policy { min_branches: 2, ..policy.clone() };
+    assert!(refused(&writers(1), &two, &pools, &all).reason.contains("minBranches 2 rules out"));
+    // Nobody could reach a directory: it lies on one node, as if nobody reached anything.
+    let images = network(&[("a", ONLY_NVME), ("b", ONLY_NVME), ("c", ONLY_NVME)]);
+    assert_eq!(split(&writers(13), &policy, &pools, &images), [image("a", 13)]);
+    // Also the branch at hand must be one that others reach.
+    let not_b = network(&[("a", ALL), ("b", CONSUMES), ("c", ALL)]);
+    let on_b = Request { consumer: Some("b".parse().unwrap()), ..writers(5) };
+    assert_eq!(split(&on_b, &policy, &pools, &not_b), [directory("c", 5)]);
+}
+
+#[test]
+fn a_single_node_spreads_over_its_disks_whatever_it_can_carry() {
+    let pools =
+        [pool("a", "p", Bytes::gib(10)), pool("a", "q", Bytes::gib(10)), pool("a", "r", Bytes::gib(10))];
+    let policy = Policy { strategy: Strategy::Spread, placement: Placement::Any, ..Policy::default() };
+    let plan = |can| split(&request(Bytes::gib(9)), &policy, &pools, &network(&[("a", can)])).len();
+    assert_eq!((plan(ALL), plan(NONE)), (3, 3));
 }
 
 prop_compose! {
@@ -227,21 +305,93 @@ proptest! {
     }
 
     #[test]
+    fn where_nodes_tell_of_nothing_plans_are_those_of_one_node(question in any_question()) {
+        let (shape, request, policy, pools) = question;
+        let one = Request { reach: Reach::OneNode, ..request.clone() };
+        let network = Network::new(["n0", "n1", "n2"].map(|name| NodeReach::silent(name.parse().unwrap())));
+        let within = within(&shape, &request, &policy, &pools, &network);
+        let alone = Planner::new(&shape, &one, &policy, &pools);
+        prop_assert_eq!(within.capacity(), alone.capacity());
+        match (within.plan(), alone.plan()) {
+            (Ok(a), Ok(b)) => prop_assert_eq!(a, b),
+            (Err(a), Err(b)) => prop_assert_eq!(a.largest, b.largest),
+            (a, b) => prop_assert!(false, "{a:?} {b:?}"),
+        }
+    }
+
+    #[test]
+    fn volumes_for_several_nodes_can_be_used_by_several_or_lie_on_one(
+        question in any_question(),
+        network in networks(),
+        sharing in prop_oneof![Just(Sharing::ManyReaders), Just(Sharing::ManyWriters)],
+    ) {
+        let (shape, request, policy, pools) = question;
+        let request = Request { sharing, ..request };
+        let Ok(plan) = within(&shape, &request, &policy, &pools, &network).plan() else { return Ok(()) };
+        let on_one = plan.branches.iter().all(|branch| branch.node == plan.branches[0].node);
+        let exported = |branch: &PlannedBranch| {
+            branch.format == BranchFormat::Directory
+                && network.node(&branch.node).is_some_and(|node| node.owns(Transport::Nfs))
+        };
+        prop_assert!(on_one || plan.branches.iter().all(exported), "{:?}", plan);
+        if sharing == Sharing::ManyWriters {
+            prop_assert!(on_one, "{:?}", plan);
+        }
+    }
+
+    #[test]
+    fn what_a_node_can_get_is_the_same_by_its_offer_as_by_the_planner(
+        question in any_question(),
+        network in networks(),
+    ) {
+        let (shape, _, policy, pools) = question;
+        for node in network.nodes() {
+            let name = node.node.clone();
+            let own: Vec<PoolView> = pools.iter().filter(|view| view.node == name).cloned().collect();
+            let request = Request { consumer: Some(name.clone()), topology: vec![name.clone()], ..request(Bytes::ZERO) };
+            let whole = within(&shape, &request, &policy, &pools, &network).capacity();
+            let attaches = node.attaches();
+            if Offer::counts(attaches, &policy) {
+                let offer = Offer::with(
+                    &shape, attaches, VolumeMode::Filesystem, &policy, pools.iter().collect(), &network,
+                );
+                prop_assert_eq!(offer.on_with(&shape, &name, &policy, &own, &network), whole, "{}", name);
+            } else {
+                prop_assert_eq!(within(&shape, &request, &policy, &own, &network).capacity(), whole, "{}", name);
+            }
+        }
+    }
+
+    #[test]
     fn nothing_is_refused_that_the_pools_in_reach_could_hold(question in any_question(), network in networks()) {
         let (shape, request, policy, pools) = question;
-        let request = Request { reach: Reach::AnyNode, consumer: Some("n0".parse().unwrap()), ..request };
+        let request = Request {
+            reach: Reach::AnyNode,
+            sharing: Sharing::Exclusive,
+            consumer: Some("n0".parse().unwrap()),
+            topology: Vec::new(),
+            ..request
+        };
         let policy = Policy { format: FormatChoice::Image, ..policy };
         let known = |name: &NodeName| network.node(name).cloned().unwrap_or_else(|| NodeReach::silent(name.clone()));
         let consumer = known(&"n0".parse().unwrap());
         let in_reach = |view: &PoolView| reachable(&known(&view.node), &consumer, BranchFormat::Image).is_ok();
         let near: Vec<PoolView> = pools.iter().filter(|view| in_reach(view)).cloned().collect();
         let over = within(&shape, &request, &policy, &pools, &network).plan();
-        prop_assert_eq!(over.ok(), Planner::new(&shape, &request, &policy, &near).plan().ok());
+        // Where no other node serves it, the disks of the one are what it is spread over.
+        let alone = near.iter().all(|view| view.node == consumer.node);
+        let expected = Planner::new(&shape, &request, &policy, &near).plan().ok();
+        if alone {
+            prop_assert_eq!(over.is_ok(), expected.is_some());
+        } else {
+            prop_assert_eq!(over.ok(), expected);
+        }
     }
 
     #[test]
     fn where_all_reach_all_nothing_is_refused_for_the_network(question in any_question()) {
         let (shape, request, policy, pools) = question;
+        let request = Request { sharing: Sharing::Exclusive, ..request };
         let network = network(&[("n0", ALL), ("n1", ALL), ("n2", ALL), ("elsewhere", ALL)]);
         let with = within(&shape, &request, &policy, &pools, &network).plan();
         prop_assert_eq!(with.ok(), Planner::new(&shape, &request, &policy, &pools).plan().ok());

@@ -15,6 +15,7 @@ prop_compose! {
         topology in prop::collection::vec(prop_oneof![Just("n0"), Just("n1")], 0..3),
         block in prop::bool::weighted(0.1),
         reach in prop_oneof![Just(Reach::OneNode), Just(Reach::AnyNode)],
+        sharing in sharings(),
         (strategy, placement, format, unenforced) in (strategies(), placements(), formats(), any::<bool>()),
     ) -> (Request, Policy, Vec<PoolView>) {
         let request = Request {
@@ -24,6 +25,7 @@ prop_compose! {
             consumer: consumer.map(|node| node.parse().unwrap()),
             topology: topology.into_iter().map(|node| node.parse().unwrap()).collect(),
             reach,
+            sharing,
         };
         let policy = Policy {
             quantum: Bytes::new(quantum),
