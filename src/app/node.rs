@@ -29,7 +29,7 @@ pub(super) struct Node {
     pub(super) volumes: Arc<Volumes>,
     pub(super) executor: Arc<Executor>,
     /// What it can carry between itself and others.
-    transports: Arc<Transports>,
+    pub(super) transports: Arc<Transports>,
     /// Finds that out; `None` where there are no others, or this node takes no part.
     survey: Option<Arc<Survey>>,
 }
