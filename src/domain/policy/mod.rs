@@ -125,6 +125,17 @@ pub enum OnBranchLoss {
     ServePartial,
 }
 
+/// `authentication`: whether nodes prove to each other who they are before a branch is used over the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Authentication {
+    /// Wherever both can.
+    #[default]
+    WhenPossible,
+    /// Always: a node that cannot neither lends branches nor borrows them.
+    Required,
+}
+
 impl FsType {
     /// Its name, as `mount -t` takes it.
     #[must_use]
@@ -215,6 +226,8 @@ pub struct Policy {
     pub on_branch_loss: OnBranchLoss,
     /// `branchTimeout`.
     pub branch_timeout: Duration,
+    /// `authentication`.
+    pub authentication: Authentication,
     /// `union`.
     pub union: UnionMode,
     /// `mergerfs.*`, allow-listed, keys without the prefix in the `a-b` style.
@@ -238,6 +251,7 @@ impl Default for Policy {
             fs_type: FsType::default(),
             on_branch_loss: OnBranchLoss::default(),
             branch_timeout: DEFAULT_BRANCH_TIMEOUT,
+            authentication: Authentication::default(),
             union: UnionMode::default(),
             mergerfs: BTreeMap::new(),
         }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{
-    Bytes, FormatChoice, FsType, GRAIN, MAX_BRANCHES, MIN_QUANTUM, Media, OnBranchLoss, ParamError,
-    Placement, Policy, Strategy, UnionMode, mergerfs,
+    Authentication, Bytes, FormatChoice, FsType, GRAIN, MAX_BRANCHES, MIN_QUANTUM, Media, OnBranchLoss,
+    ParamError, Placement, Policy, Strategy, UnionMode, mergerfs,
 };
 use crate::domain::duration;
 use crate::domain::spelling::nearest;
@@ -190,6 +190,19 @@ const PARAMETERS: &[Parameter] = &[
         set: |policy, value| {
             let timeout = duration::parse(value).ok().filter(|timeout| BRANCH_TIMEOUT.contains(timeout));
             put(&mut policy.branch_timeout, timeout)
+        },
+    },
+    Parameter {
+        key: "authentication",
+        values: "whenPossible or required",
+        default: "whenPossible",
+        meaning: "Whether nodes prove to each other who they are before a branch is used over the network: wherever both \
+                  can, or always, with no branches on nodes that cannot, nor for them. Only NVMe over TCP knows it; images go \
+                  by that.",
+        set: |policy, value| {
+            let known =
+                [("whenPossible", Authentication::WhenPossible), ("required", Authentication::Required)];
+            put(&mut policy.authentication, one_of(value, &known))
         },
     },
     Parameter {

@@ -35,6 +35,7 @@ fn every_parameter_is_read() {
         ("csi.storage.k8s.io/pvc/name", "anything: at all"),
         ("onBranchLoss", "servePartial"),
         ("branchTimeout", "1h30m"),
+        ("authentication", "required"),
         ("union", "always"),
         ("mergerfs.cache.negative_entry", "5"),
         ("mergerfs.category.create", "mfs"),
@@ -60,6 +61,7 @@ fn every_parameter_is_read() {
             fs_type: FsType::Xfs,
             on_branch_loss: OnBranchLoss::ServePartial,
             branch_timeout: Duration::from_secs(5400),
+            authentication: Authentication::Required,
             union: UnionMode::Always,
             mergerfs: map(&[("cache.negative-entry", "5"), ("category.create", "mfs")]),
         }
