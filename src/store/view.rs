@@ -62,6 +62,13 @@ pub fn reach_of(node: &StorageNode) -> NodeReach {
     }
 }
 
+/// Whether the node can prove by that transport who it is.
+#[must_use]
+pub fn authenticates(node: &StorageNode, transport: Transport) -> bool {
+    let reports = node.status.transports.iter();
+    reports.filter(|report| report.transport == transport).any(|report| report.authentication.able)
+}
+
 /// Whether all branches of the volume exist.
 #[must_use]
 pub fn is_ready(split: &VolumeSplit) -> bool {

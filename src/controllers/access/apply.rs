@@ -7,6 +7,7 @@ use snafu::Snafu;
 
 use super::decide::{Case, decide};
 use super::index::Seen;
+use super::keys::ensure_key;
 use crate::domain::NodeName;
 use crate::domain::access::{Access, LeaderDecision};
 use crate::store::{Store, StoreError};
@@ -78,6 +79,7 @@ async fn order_now(store: &dyn Store, name: &str, ground: &Ground) -> Result<Wri
         LeaderDecision::Grant(access) | LeaderDecision::Revoke(access) => access,
         LeaderDecision::Wait(_) | LeaderDecision::Settled => return Ok(Written::Needless(seen)),
     };
+    ensure_key(store, &branch, &access).await?;
     branch.spec.access = Some(access.clone());
     let branch = store.branches().update(branch).await?;
     Ok(Written::Ordered { access, seen: Seen::of(&branch) })

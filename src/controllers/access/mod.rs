@@ -9,6 +9,7 @@
 //! - at most one write of a branch is under way at a time;
 //! - a volume that is only ever used where its branches lie costs no write, and nothing but a watch of what is there;
 //! - a branch whose volume has no object is left as it is: who uses it is not known;
+//! - two nodes that can prove to each other who they are share a key before one is given a branch of the other;
 //! - how long an owner does not answer changes what is told of it, never what is ordered.
 //!
 //! Volumes that several nodes use at once have no claims here: nobody is given their branches by orders to one.
@@ -17,6 +18,7 @@ mod apply;
 mod decide;
 mod figures;
 mod index;
+mod keys;
 mod telling;
 mod waits;
 
