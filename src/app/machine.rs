@@ -17,6 +17,7 @@ use crate::csi::registration::RegistrationState;
 use crate::domain::pool::PoolReport;
 use crate::http::Machine;
 use crate::http::api::Standing;
+use crate::node::transport::Carried;
 use crate::node::union::UnionAbilities;
 use crate::node::volume::VolumeSnapshot;
 use crate::store::{Health, Store};
@@ -54,6 +55,10 @@ impl Machine for LocalMachine {
 
     fn abilities(&self) -> UnionAbilities {
         self.node.as_ref().map(|node| node.unions.abilities().clone()).unwrap_or_default()
+    }
+
+    fn carried(&self) -> Carried {
+        self.node.as_ref().map(|node| node.carried()).unwrap_or_default()
     }
 
     /// Asks nothing of an API server: probes come every few seconds, from every node.

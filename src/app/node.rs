@@ -105,6 +105,11 @@ impl Node {
         tracing::info!(seconds = begun.elapsed().as_secs_f64(), "volumes of the earlier agent taken over");
     }
 
+    /// What it can carry between itself and other nodes.
+    pub(super) fn carried(&self) -> Carried {
+        self.transports.watch().borrow().clone()
+    }
+
     /// Starts what works on the machine until the tasks are told to stop.
     pub(super) fn start(&self, tasks: &mut Tasks) {
         let executor = self.executor.clone();

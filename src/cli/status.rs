@@ -6,6 +6,7 @@ use super::output::{Look, Out};
 use super::{CliError, DONE, Format};
 use crate::domain::Bytes;
 use crate::domain::pool::{Media, PoolState, PoolView};
+use crate::domain::reach::{StorageNetwork, TransportReport};
 use crate::domain::union::UnionKind;
 use crate::http::api::{Standing, Status, VolumeView};
 
@@ -77,6 +78,36 @@ fn header(look: Look, status: &Status) -> String {
     out.push_str(&counted);
     out.push('\n');
     out.push_str(&standing(&status.standing));
+    if let Some(place) = &status.network {
+        out.push_str(&network(look, place, &status.transports));
+    }
+    out
+}
+
+/// Where other nodes reach this one and by what, in a line; and what is wrong with that.
+fn network(look: Look, place: &StorageNetwork, transports: &[TransportReport]) -> String {
+    let speed = match place.megabits {
+        None => String::new(),
+        Some(megabits) if megabits % 1000 == 0 => format!(" at {} Gbit/s", megabits / 1000),
+        Some(megabits) => format!(" at {megabits} Mbit/s"),
+    };
+    let here = match (place.interface.as_str(), place.addresses.join(", ").as_str()) {
+        ("", _) => "none found".to_owned(),
+        (interface, "") => format!("{interface} without an address"),
+        (interface, addresses) => format!("{addresses} on {interface}{speed}"),
+    };
+    let carried = transports.iter().map(|report| match (report.owner.able, report.consumer.able) {
+        (true, true) => format!("; {} serves and attaches", report.transport),
+        (true, false) => format!("; {} serves", report.transport),
+        (false, true) => format!("; {} attaches", report.transport),
+        (false, false) => format!("; no {}", report.transport),
+    });
+    let line = format!("Network: {here}{}", carried.collect::<String>());
+    let mut out = draw::wrap(&line, look.width.saturating_sub(2)).join("\n  ");
+    out.push('\n');
+    if !place.problem.is_empty() {
+        out.push_str(&notice(look, Tone::Bad, &place.problem));
+    }
     out
 }
 

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::controllers::orphans::scan::{Orphan, OrphanKind};
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, PoolReport, PoolView};
+use crate::domain::reach::{StorageNetwork, TransportReport};
 use crate::domain::split::{BranchFormat, Infeasible, Plan};
 use crate::domain::unclaimed::Unclaimed;
 use crate::domain::volume::{AccessMode, VolumeMode};
@@ -39,6 +40,12 @@ pub struct Status {
     pub volumes: VolumeCounts,
     /// Conditions of this node.
     pub conditions: Vec<Condition>,
+    /// What it can carry between itself and other nodes, by transport; empty where it looks for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transports: Vec<TransportReport>,
+    /// Its place on the network between nodes; absent where it looks for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<StorageNetwork>,
     /// Where it stands among the others.
     #[serde(default)]
     pub standing: Standing,
@@ -101,6 +108,12 @@ pub struct NodeView {
     /// What lies among the branches on its disks and no volume has.
     #[serde(default, skip_serializing_if = "Unclaimed::is_empty")]
     pub unclaimed: Unclaimed,
+    /// What it can carry between itself and other nodes, by transport; empty where it looks for none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub transports: Vec<TransportReport>,
+    /// Its place on the network between nodes; absent where it looks for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<StorageNetwork>,
     /// Conditions.
     pub conditions: Vec<Condition>,
 }

@@ -11,6 +11,7 @@ use crate::controllers::access::waiting;
 use crate::domain::pool::{PoolReport, PoolView};
 use crate::domain::volume::VolumeMode;
 use crate::domain::{Bytes, NodeName, VolumeId};
+use crate::node::transport::Carried;
 use crate::node::volume::VolumeSnapshot;
 use crate::store::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condition};
 
@@ -207,6 +208,7 @@ pub(super) fn nodes(
     labels: &BTreeMap<String, String>,
     pools: Vec<PoolReport>,
     mergerfs: Option<String>,
+    carried: Carried,
 ) -> Vec<NodeView> {
     let own = stored.iter().find(|n| n.spec.node == *me);
     let mut views: Vec<NodeView> = stored
@@ -221,6 +223,8 @@ pub(super) fn nodes(
             mergerfs_version: n.status.mergerfs_version.clone(),
             kernel: n.status.kernel.clone(),
             unclaimed: n.status.unclaimed.clone(),
+            transports: n.status.transports.clone(),
+            network: n.status.network.clone(),
             conditions: n.status.conditions.clone(),
         })
         .collect();
@@ -238,6 +242,8 @@ pub(super) fn nodes(
         mergerfs_version: mergerfs,
         kernel: own.map(|n| n.status.kernel.clone()).unwrap_or_default(),
         unclaimed: own.map(|n| n.status.unclaimed.clone()).unwrap_or_default(),
+        transports: carried.transports,
+        network: carried.network,
         conditions: own.map(|n| n.status.conditions.clone()).unwrap_or_default(),
     });
     views.sort_by(|a, b| a.name.cmp(&b.name));

@@ -14,10 +14,12 @@ use crate::controllers::splitter::SplitterFigures;
 use crate::csi::counters::MethodSnapshot;
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, Media, PoolReport, PoolState};
+use crate::domain::reach::{Ability, StorageNetwork, Transport, TransportReport};
 use crate::domain::split::{BranchFormat, PlannedBranch};
 use crate::domain::union::UnionKind;
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, VolumeId};
+use crate::node::transport::Carried;
 use crate::node::union::UnionAbilities;
 use crate::node::volume::{AttachedBranch, Health, Usage, VolumeSnapshot};
 use crate::store::object::{
@@ -30,10 +32,39 @@ use crate::telemetry::{Counters, KubernetesFigures};
 /// A name that would run as a script in a careless page.
 pub(crate) const HOSTILE: &str = "<img src=x onerror=\"document.title='owned'\">";
 
+/// Images both ways; directories of others, and none for others.
+fn carried() -> Carried {
+    let able = |reason: &str| Ability { able: true, reason: reason.to_owned() };
+    let unable = |reason: &str| Ability { able: false, reason: reason.to_owned() };
+    let nvme = TransportReport {
+        transport: Transport::NvmeTcp,
+        owner: able("configfs built in, nvmet loaded, nvmet-tcp loaded"),
+        consumer: able("nvme-fabrics loaded, nvme-tcp loaded"),
+        authentication: able("DH-HMAC-CHAP"),
+        identity: Some("nqn.2026-01.io.union:host:nas:0011223344556677".to_owned()),
+    };
+    let nfs = TransportReport {
+        transport: Transport::Nfs,
+        owner: unable("kernel 6.12 has no module nfsd"),
+        consumer: able("nfsv4 is in the kernel"),
+        authentication: unable("NFS knows a peer by its address only"),
+        identity: None,
+    };
+    let network = StorageNetwork {
+        interface: "eth1".to_owned(),
+        addresses: vec!["10.0.0.7".to_owned()],
+        megabits: Some(10_000),
+        mtu: Some(9000),
+        problem: String::new(),
+    };
+    Carried { transports: vec![nvme, nfs], network: Some(network) }
+}
+
 pub(crate) struct FakeMachine {
     pub(crate) pools: Vec<PoolReport>,
     pub(crate) volumes: Vec<VolumeSnapshot>,
     pub(crate) abilities: UnionAbilities,
+    pub(crate) carried: Carried,
     pub(crate) counters: Counters,
     pub(crate) problems: Vec<String>,
     pub(crate) hangs: bool,
@@ -54,6 +85,9 @@ impl Machine for FakeMachine {
     }
     fn abilities(&self) -> UnionAbilities {
         self.abilities.clone()
+    }
+    fn carried(&self) -> Carried {
+        self.carried.clone()
     }
     async fn ready(&self) -> Result<(), Vec<String>> {
         if self.problems.is_empty() { Ok(()) } else { Err(self.problems.clone()) }
@@ -142,6 +176,7 @@ impl Default for FakeMachine {
                 moves_files: false,
                 refused_options: Vec::new(),
             },
+            carried: carried(),
             counters: Counters {
                 access: crate::controllers::access::AccessFigures { grants: 5, revocations: 3, waiting: 1 },
                 store: crate::store::Figures::default(),

@@ -198,7 +198,8 @@ async fn stored(view: &View) -> Stored {
 
 fn node_views(view: &View, stored: &Stored) -> Vec<NodeView> {
     let mergerfs = view.machine.abilities().mergerfs_version;
-    assemble::nodes(&stored.nodes, &view.node, &view.node_labels, view.machine.pools(), mergerfs)
+    let (pools, carried) = (view.machine.pools(), view.machine.carried());
+    assemble::nodes(&stored.nodes, &view.node, &view.node_labels, pools, mergerfs, carried)
 }
 
 async fn volume_views(view: &View) -> (Vec<VolumeView>, Stored) {
@@ -222,6 +223,7 @@ async fn status(State(view): Shared) -> Json<Status> {
     let own: Vec<NodeView> = nodes.into_iter().filter(|n| n.local).collect();
     let mut problems = ready.as_ref().err().cloned().unwrap_or_default();
     problems.extend(stored.problems);
+    let carried = view.machine.carried();
     Json(Status {
         node: view.node.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -231,6 +233,8 @@ async fn status(State(view): Shared) -> Json<Status> {
         pools: assemble::pools(&own),
         volumes: assemble::counts(&volumes),
         conditions: own.into_iter().flat_map(|n| n.conditions).collect(),
+        transports: carried.transports,
+        network: carried.network,
         standing: view.machine.standing(),
     })
 }
@@ -332,6 +336,7 @@ async fn metrics(State(view): Shared) -> Response {
         volumes,
         memory,
         abilities: view.machine.abilities(),
+        transports: view.machine.carried().transports,
         counters: view.machine.counters(),
         agent: telemetry::AgentUsage::now(),
     };

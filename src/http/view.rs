@@ -9,6 +9,7 @@ use super::api::Standing;
 use crate::controllers::orphans::Known;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
+use crate::node::transport::Carried;
 use crate::node::union::UnionAbilities;
 use crate::node::volume::VolumeSnapshot;
 use crate::store::Store;
@@ -23,6 +24,8 @@ pub trait Machine: Send + Sync {
     async fn volumes(&self) -> Vec<VolumeSnapshot>;
     /// What unions it can make.
     fn abilities(&self) -> UnionAbilities;
+    /// What it can carry between itself and other nodes.
+    fn carried(&self) -> Carried;
     /// Whether it can serve volumes now; every reason where it cannot.
     async fn ready(&self) -> Result<(), Vec<String>>;
     /// What was counted since the agent started.

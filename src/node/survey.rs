@@ -55,6 +55,9 @@ const PROBE_BOUND: Duration = Duration::from_secs(20);
 /// Longer than machine-id(5) allows.
 const MACHINE_ID_LIMIT: usize = 256;
 
+/// What machine-id(5) has in place of an id until the first boot is complete.
+const UNINITIALIZED: &str = "uninitialized";
+
 /// Finds out what this node can carry.
 #[derive(Debug)]
 pub struct Survey {
@@ -69,13 +72,13 @@ pub struct Survey {
 #[derive(Debug, Default)]
 struct Known {
     place: Option<Place>,
-    /// The addresses of the last place that had any.
-    addresses: Vec<IpAddr>,
+    /// The first address of the last place that had any.
+    address: Option<IpAddr>,
     probed: Option<Probed>,
     /// A look that was not answered within its bound.
     pending: Option<JoinHandle<Probed>>,
     /// What the ends were made of.
-    installed: Option<(Probed, Vec<IpAddr>)>,
+    installed: Option<(Probed, Option<IpAddr>)>,
     told: Option<Carried>,
 }
 
@@ -89,7 +92,7 @@ impl Survey {
         state_dir: &Path,
         transports: Arc<Transports>,
     ) -> Self {
-        let kernel = Kernel::new(host, identity(host, node), state_dir, settings.nvme_port);
+        let kernel = Kernel::new(host, identity(host, node, state_dir), state_dir, settings.nvme_port);
         Self { host: host.clone(), settings, kernel, transports, known: Mutex::default() }
     }
 
@@ -97,9 +100,7 @@ impl Survey {
     pub async fn look(&self) {
         let mut known = self.known.lock().await;
         let place = self.place(&mut known).await;
-        if !place.addresses.is_empty() {
-            known.addresses.clone_from(&place.addresses);
-        }
+        known.address = place.addresses.first().copied().or(known.address);
         let probed = match self.probe(&mut known).await {
             Some(probed) => {
                 known.probed = Some(probed.clone());
@@ -113,7 +114,7 @@ impl Survey {
             transports: self.kernel.reports(&probed, &place),
             network: Some(place.network.clone()),
         };
-        let made_of = (probed, known.addresses.clone());
+        let made_of = (probed, known.address);
         if known.told.as_ref() == Some(&carried) && known.installed.as_ref() == Some(&made_of) {
             return;
         }
@@ -122,7 +123,7 @@ impl Survey {
         if known.installed.as_ref() == Some(&made_of) {
             self.transports.tell(carried.clone());
         } else {
-            self.transports.install(carried.clone(), self.kernel.ends(&made_of.0, &made_of.1));
+            self.transports.install(carried.clone(), self.kernel.ends(&made_of.0, made_of.1));
         }
         known.told = Some(carried);
         known.installed = Some(made_of);
@@ -208,17 +209,30 @@ impl Survey {
     }
 }
 
-/// What this machine calls itself to owners of images.
-fn identity(host: &Host, node: &NodeName) -> Result<HostIdentity, String> {
-    const FILE: &str = "/etc/machine-id";
-    const REMEDY: &str = "run systemd-machine-id-setup, or write 32 random hexadecimal digits there";
-    match host.read_file(Path::new(FILE), MACHINE_ID_LIMIT) {
-        Ok(Some(id)) if !id.trim_ascii().is_empty() => {
-            Ok(HostIdentity::of(node, &String::from_utf8_lossy(&id)))
-        }
-        Ok(_) => Err(format!("this machine has no id in {FILE} that tells it from others: {REMEDY}")),
-        Err(error) => Err(format!("this machine's id cannot be read: {error}")),
-    }
+/// What this machine calls itself to owners of images: by its id, and where it has none (not every distribution makes one) by
+/// one that is made and kept in the state directory.
+fn identity(host: &Host, node: &NodeName, state_dir: &Path) -> Result<HostIdentity, String> {
+    let own = state_dir.join("machine-id");
+    let read = |path: &Path| {
+        let text = host.read_file(path, MACHINE_ID_LIMIT).map_err(|error| error.to_string())?;
+        let text = text.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned());
+        Ok::<_, String>(text.filter(|id| !id.is_empty() && id != UNINITIALIZED))
+    };
+    let id = match read(&own)? {
+        Some(id) => id,
+        None => match read(Path::new("/etc/machine-id"))? {
+            Some(id) => id,
+            None => {
+                let id = uuid::Uuid::new_v4().simple().to_string();
+                let kept = host.write_atomic(&own, format!("{id}\n").as_bytes());
+                kept.map_err(|error| {
+                    format!("this machine has no /etc/machine-id, and none can be kept: {error}")
+                })?;
+                id
+            }
+        },
+    };
+    Ok(HostIdentity::of(node, &id))
 }
 
 /// The next change; `false` when no more are told. Waits for ever where none are told.
@@ -294,6 +308,17 @@ mod tests {
         survey.known.lock().await.pending = Some(tokio::spawn(async { Probed::unknown("not asked") }));
         survey.look().await;
         assert!(!seen.has_changed().unwrap());
+    }
+
+    #[test]
+    fn a_machine_keeps_the_id_that_was_made_for_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (host, node) = (Host::new(), "n".parse().unwrap());
+        std::fs::write(directory.path().join("machine-id"), "made\n").unwrap();
+        let of = || identity(&host, &node, directory.path()).unwrap();
+        assert_eq!(of(), HostIdentity::of(&node, "made"), "also when it gets another later");
+        std::fs::remove_file(directory.path().join("machine-id")).unwrap();
+        assert_eq!(of(), of());
     }
 
     #[tokio::test(start_paused = true)]

@@ -39,6 +39,11 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
     add(&table::BUILD, &[env!("CARGO_PKG_VERSION"), version], Value::Count(1));
     add(&table::READY, &[], flag(scrape.ready));
     add(&table::PASSTHROUGH, &[], flag(scrape.abilities.passthrough));
+    for report in &scrape.transports {
+        for (end, ability) in [("owner", &report.owner), ("consumer", &report.consumer)] {
+            add(&table::TRANSPORT_ABLE, &[report.transport.as_str(), end], flag(ability.able));
+        }
+    }
     add(&table::AGENT_MEMORY, &[], Value::Count(scrape.agent.resident));
     add(&table::AGENT_CPU, &[], Value::Real(scrape.agent.cpu_seconds));
     scrape.pools.iter().for_each(|p| pool(&mut add, p));

@@ -21,6 +21,7 @@ use crate::controllers::splitter::SplitterFigures;
 use crate::csi::counters::MethodSnapshot;
 use crate::domain::NodeName;
 use crate::domain::pool::PoolReport;
+use crate::domain::reach::TransportReport;
 use crate::node::union::UnionAbilities;
 use crate::node::volume::VolumeSnapshot;
 use gather::{Family, Value};
@@ -127,6 +128,8 @@ pub struct Scrape {
     pub memory: BTreeMap<i32, u64>,
     /// What unions it can make.
     pub abilities: UnionAbilities,
+    /// What it can carry between itself and other nodes.
+    pub transports: Vec<TransportReport>,
     /// What was counted.
     pub counters: Counters,
     /// The agent's own process.

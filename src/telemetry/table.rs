@@ -84,6 +84,9 @@ metrics! {
         "1 where this node can serve volumes, else 0; /readyz tells why.";
     PASSTHROUGH "union_csi_passthrough" Gauge None, [],
         "1 where unions pass reads and writes through to the kernel, else 0.";
+    TRANSPORT_ABLE "union_csi_transport_able" Gauge None, ["transport", "end"],
+        "1 where this node can serve its branches to other nodes (owner) or use theirs (consumer) by the transport (nvme-tcp, \
+         nfs), else 0; `union-csi status --output json` tells why. None where it looks for no network.";
     POOL_STATE "union_csi_pool_state" Gauge None, ["pool", "state"],
         "1 for the state that the pool is in (Ready, Absent, ReadOnly), 0 for the others.";
     POOL_TOTAL "union_csi_pool_total_bytes" Gauge BYTES, ["pool"],

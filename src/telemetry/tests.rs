@@ -10,6 +10,7 @@ fn scrape() -> Scrape {
         volumes: machine.volumes.clone(),
         memory: [(4242, 5 << 20)].into(),
         abilities: machine.abilities.clone(),
+        transports: machine.carried.transports.clone(),
         counters: machine.counters.clone(),
         agent: AgentUsage::now(),
     }

@@ -11,6 +11,7 @@ mod load;
 mod nfs;
 #[path = "../protocol.rs"]
 mod protocol;
+mod survey;
 mod transport;
 mod workload;
 
@@ -26,6 +27,7 @@ const AREAS: &[(&str, Area)] = &[
     ("csi", csi::run),
     ("load", load::run),
     ("nfs", nfs::run),
+    ("survey", survey::run),
     ("transport", transport::run),
     ("workload", workload::run),
 ];

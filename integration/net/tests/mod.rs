@@ -5,5 +5,6 @@ mod cluster_life;
 mod network;
 mod nfs;
 mod nvme;
+mod survey;
 mod transport;
 mod write_through;

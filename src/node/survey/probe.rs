@@ -131,16 +131,16 @@ impl Kernel {
         vec![nvme, nfs]
     }
 
-    /// The ends where the kernel can be them. `addresses` are this node's, or were it when it last had any: what is exported
-    /// must be fenced and ended also while there is none.
-    pub(super) fn ends(&self, probed: &Probed, addresses: &[IpAddr]) -> BTreeMap<Transport, Ends> {
+    /// The ends where the kernel can be them. `address` is this node's, or was it when it last had any: what is exported must be
+    /// fenced and ended also while there is none. It is the only one that others are told, and so listened at.
+    pub(super) fn ends(&self, probed: &Probed, address: Option<IpAddr>) -> BTreeMap<Transport, Ends> {
         let reason = |ability: &Ability| match ability {
             Ability::Able { .. } => Ok(()),
             Ability::Unable { reason } => Err(reason.clone()),
         };
-        let address = addresses.first().copied().ok_or_else(|| NO_ADDRESS.to_owned());
-        let owner = reason(&probed.nvme.owner).and(address.clone()).and_then(|_| {
-            let listeners = addresses.iter().map(|ip| SocketAddr::new(*ip, self.port)).collect();
+        let address = address.ok_or_else(|| NO_ADDRESS.to_owned());
+        let owner = reason(&probed.nvme.owner).and(address.clone()).and_then(|ip| {
+            let listeners = vec![SocketAddr::new(ip, self.port)];
             Ok(Arc::new(NvmeOwner::new(&self.host, self.nvme.clone()?, listeners, true)) as _)
         });
         let consumer = reason(&probed.nvme.consumer).and_then(|()| {
@@ -253,12 +253,12 @@ mod tests {
     #[test]
     fn an_end_is_there_where_the_kernel_can_be_it_and_the_reason_where_it_cannot() {
         let kernel = kernel(Ok(identity()));
-        let ends = kernel.ends(&able(), &["10.0.0.1".parse().unwrap()]);
+        let ends = kernel.ends(&able(), "10.0.0.1".parse().ok());
         assert!(ends.values().all(|ends| ends.owner.is_ok() && ends.consumer.is_ok()));
-        let ends = kernel.ends(&able(), &[]);
+        let ends = kernel.ends(&able(), None);
         assert!(ends.values().all(|ends| ends.owner.is_err()));
         assert!(ends[&Transport::NvmeTcp].consumer.is_ok() && ends[&Transport::Nfs].consumer.is_err());
-        let ends = kernel.ends(&Probed::unknown("no answer"), &["10.0.0.1".parse().unwrap()]);
+        let ends = kernel.ends(&Probed::unknown("no answer"), "10.0.0.1".parse().ok());
         assert_eq!(ends[&Transport::Nfs].owner.as_ref().err(), Some(&"no answer".to_owned()));
     }
 }

@@ -13,6 +13,7 @@
       "kubernetes" (dict "namespace" .Values.namespace "kubeletDir" .Values.kubeletDir)
       "log" (dict "filter" .Values.log.filter) -}}
 {{- if .Values.pools }}{{- $_ := set $said "pools" .Values.pools }}{{- end -}}
+{{- if .Values.network }}{{- $_ := set $said "network" .Values.network }}{{- end -}}
 {{- if ne .Values.log.format "text" }}{{- $_ := set $said.log "format" .Values.log.format }}{{- end -}}
 {{- toYaml (mergeOverwrite $said (deepCopy .Values.config)) -}}
 {{- end -}}

@@ -77,7 +77,8 @@ impl Node<'_> {
         };
         let text = format!(
             "store: kubernetes\nkubernetes: {{kubeconfig: /state/etc/kubeconfig, kubeletDir: {KUBELET}}}\n\
-             stateDir: /state/union-csi\nlog: {{filter: 'info,union_csi=debug'}}\npools: {pools}\n"
+             stateDir: /state/union-csi\nlog: {{filter: 'info,union_csi=debug'}}\npools: {pools}\n\
+             network: {{interface: eth0}}\n"
         );
         self.machine.write("/state/etc/agent.yaml", text.as_bytes())
     }
