@@ -27,6 +27,7 @@ pub mod nfs;
 pub mod nvme;
 pub mod process;
 pub mod quota;
+pub mod shutdown;
 pub mod space;
 pub mod trial;
 pub mod xattr;

@@ -17,9 +17,9 @@ impl Host {
         if self.mounts()?.entries.iter().any(&which) {
             return Ok(true);
         }
-        for table in tables()? {
+        for process in processes()? {
             // A process that ended meanwhile took its mounts along, or left them to another of its namespace.
-            if let Ok(table) = table_of(&table)
+            if let Ok(table) = table_of(&process.join("mountinfo"))
                 && table.entries.iter().any(&which)
             {
                 return Ok(true);
@@ -29,18 +29,17 @@ impl Host {
     }
 }
 
-/// The tables of mounts of all namespaces, each as one process of it, and each other root directory in it, sees it.
-fn tables() -> Result<Vec<PathBuf>> {
+/// One process of each mount namespace, and of each other root directory in it, as its directory in `/proc`; this one first.
+pub(super) fn processes() -> Result<Vec<PathBuf>> {
     let proc = Path::new("/proc");
-    let mut seen = BTreeSet::new();
-    let mut found = Vec::new();
+    let mut all = vec![proc.join("self")];
     for entry in std::fs::read_dir(proc).map_err(failed("readdir", proc))? {
-        let process = entry.map_err(failed("readdir", proc))?.path();
-        let Ok(namespace) = std::fs::read_link(process.join("ns/mnt")) else { continue };
-        let root = std::fs::read_link(process.join("root")).unwrap_or_default();
-        if seen.insert((namespace, root)) {
-            found.push(process.join("mountinfo"));
-        }
+        all.push(entry.map_err(failed("readdir", proc))?.path());
     }
-    Ok(found)
+    let mut seen = BTreeSet::new();
+    all.retain(|process| {
+        let Ok(namespace) = std::fs::read_link(process.join("ns/mnt")) else { return false };
+        seen.insert((namespace, std::fs::read_link(process.join("root")).unwrap_or_default()))
+    });
+    Ok(all)
 }

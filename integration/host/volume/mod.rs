@@ -4,5 +4,6 @@ mod faults;
 mod healing;
 mod life;
 mod model;
+mod orders;
 mod refusals;
 mod rig;

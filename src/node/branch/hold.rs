@@ -12,6 +12,7 @@ use crate::node::access::Held;
 use crate::node::access::mark::{self, Kept};
 use crate::node::pool::{BRANCHES, OpenPool};
 use crate::node::transport::Source;
+use crate::platform::loopdev::LoopDevice;
 use crate::platform::mount::MountEntry;
 use crate::platform::{Host, HostError};
 use crate::store::object::BranchSpec;
@@ -68,6 +69,24 @@ impl Branches {
     pub(in crate::node) fn close(&self, branch: &BranchId) -> Closed<'_> {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner).insert(branch.clone());
         Closed { branches: self, branch: branch.clone() }
+    }
+
+    /// Whether this node has the branch attached, in whatever mount namespace.
+    ///
+    /// # Errors
+    /// It cannot be told.
+    pub(in crate::node) fn attached_here(&self, spec: &BranchSpec) -> Result<bool> {
+        self.hold(spec)?.here()
+    }
+
+    /// The devices that have the branch's image, of which there is one at most.
+    ///
+    /// # Errors
+    /// They cannot be told.
+    pub(in crate::node) fn devices(&self, spec: &BranchSpec) -> Result<Vec<LoopDevice>> {
+        let held = self.hold(spec)?;
+        let devices = self.host.loop_devices_of(&held.place.join(record::IMAGE));
+        devices.map_err(held.failed("look for its loop devices"))
     }
 
     /// This boot.
@@ -153,7 +172,7 @@ impl HeldBranch<'_> {
 
 /// Whether the mount is the NFS server's: those are named by branch and generation (`BRANCH@GENERATION`), and who may use them is
 /// asked of the transport.
-fn is_export(entry: &MountEntry, branch: &BranchId) -> bool {
+pub(in crate::node) fn is_export(entry: &MountEntry, branch: &BranchId) -> bool {
     let name = entry.mount_point.file_name().and_then(|name| name.to_str());
     name.and_then(|name| name.split_once('@')).is_some_and(|(of, generation)| {
         of == branch.as_str() && generation.bytes().all(|b| b.is_ascii_digit())

@@ -24,6 +24,7 @@ use crate::node::pool::{OpenPool, Pools};
 use crate::platform::{Host, HostError};
 use crate::store::object::{BranchPhase, BranchSpec, BranchStatus};
 
+pub(in crate::node) use hold::is_export;
 use record::BranchRecord;
 
 /// A branch that is attached.

@@ -18,6 +18,7 @@
 
 mod bring_up;
 mod diagnose;
+mod end_use;
 mod error;
 mod flags;
 mod look;
@@ -323,11 +324,7 @@ impl Volumes {
 
 impl LocalUse for Volumes {
     fn end(&self, branch: &BranchSpec) -> Result<(), String> {
-        match self.core.records.load(&branch.volume) {
-            Ok(None) => Ok(()),
-            Ok(Some(_)) => Err(format!("volume {} is staged on this node", branch.volume)),
-            Err(error) => Err(error.to_string()),
-        }
+        self.core.end_use(branch)
     }
 }
 
