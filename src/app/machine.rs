@@ -88,6 +88,7 @@ impl Machine for LocalMachine {
             csi: self.csi.snapshot(),
             splitter: self.splits.read(),
             access: self.access.read(),
+            exports: self.node.as_ref().map(|node| node.executor.exports()).unwrap_or_default(),
             orphans: self.orphans.read().last.map(|scan| scan.counts.clone()),
             store: self.store.figures(),
             kubernetes: self.traffic.as_ref().map(|traffic| traffic.figures()),

@@ -94,14 +94,16 @@ impl Node {
         Ok(Self { unions, volumes, executor, transports, survey })
     }
 
-    /// Finds out what this node can carry, and takes over the volumes that an earlier agent left mounted.
+    /// Finds out what this node can carry, exports again what other nodes used before a reboot, and takes over the volumes that
+    /// an earlier agent left mounted.
     pub(super) async fn recover(&self) {
         match &self.survey {
             Some(survey) => survey.look().await,
             None => self.transports.install(Carried::default(), BTreeMap::new()),
         }
         let begun = std::time::Instant::now();
-        self.volumes.recover().await;
+        // At the same time: a volume here may wait for a node that waits for this one.
+        tokio::join!(self.executor.restore_exports(), self.volumes.recover());
         tracing::info!(seconds = begun.elapsed().as_secs_f64(), "volumes of the earlier agent taken over");
     }
 

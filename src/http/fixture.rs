@@ -179,6 +179,12 @@ impl Default for FakeMachine {
             carried: carried(),
             counters: Counters {
                 access: crate::controllers::access::AccessFigures { grants: 5, revocations: 3, waiting: 1 },
+                exports: crate::node::access::ExportCounts {
+                    open: 2,
+                    grants: 4,
+                    fences: 2,
+                    ..Default::default()
+                },
                 store: crate::store::Figures::default(),
                 orphans: Some(scan().counts),
                 csi: vec![calls],

@@ -59,7 +59,13 @@ pub(super) fn families(scrape: &Scrape) -> Vec<Family> {
     for (order, n) in [("grant", access.grants), ("revoke", access.revocations)] {
         add(&table::ACCESS_ORDERS, &[order], Value::Count(n));
     }
+    let exports = &scrape.counters.exports;
+    for (action, n) in [("allow", exports.grants), ("fence", exports.fences), ("endHere", exports.ended)] {
+        add(&table::EXPORT_ACTIONS, &[action], Value::Count(n));
+    }
     for (spec, n) in [
+        (&table::EXPORTS, exports.open),
+        (&table::EXPORT_FAILURES, exports.failures),
         (&table::ACCESS_WAITING, access.waiting),
         (&table::SPLITTER_RECONCILES, splitter.reconciles),
         (&table::SPLITTER_ERRORS, splitter.errors),

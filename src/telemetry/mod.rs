@@ -51,6 +51,8 @@ pub struct Counters {
     pub splitter: SplitterFigures,
     /// What the leader ordered of branches.
     pub access: AccessFigures,
+    /// What this node's branches did for other nodes.
+    pub exports: crate::node::access::ExportCounts,
     /// Orphans of each kind in the last scan of this instance; `None`: it does not lead, or has not scanned yet.
     pub orphans: Option<BTreeMap<OrphanKind, u64>>,
     /// What the store has.

@@ -138,6 +138,13 @@ metrics! {
     ACCESS_WAITING "union_csi_access_waiting" Gauge None, [],
         "Branches that an attached volume needs and that their owner has not made over for 10 s, on the leader; the events \
          of their claims tell why.";
+    EXPORTS "union_csi_exports" Gauge None, [],
+        "Branches of this node that were open to another node when they were last looked at.";
+    EXPORT_ACTIONS "union_csi_export_actions_total" Counter None, ["action"],
+        "What this node did with its branches for other nodes: let one use a branch (allow), took that from one (fence), ended \
+         its own use of one (endHere).";
+    EXPORT_FAILURES "union_csi_export_failures_total" Counter None, [],
+        "Attempts to carry out who may use a branch of this node that failed; the branch's Exported condition tells why.";
     ORPHANS "union_csi_branches_orphaned" Gauge None, [],
         "Branches whose volume does not exist.";
     ORPHANS_BY_KIND "union_csi_orphans" Gauge None, ["kind"],

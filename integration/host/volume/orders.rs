@@ -216,10 +216,8 @@ async fn volume_of_one_image_that_is_ordered_away_writes_nothing_more_and_is_let
         assert!(branch(&rig, &vol, 0).await.status.export.is_none(), "nobody is told that it is free");
         drop(held);
         reported(&rig, &vol, 0, None, 1).await;
-        assert!(
-            fs::read(&image).expect("image") == bytes,
-            "{fs_type}: nothing was written to the image any more"
-        );
+        // Nothing was written to the image any more, not even by the last that let go of it.
+        run("cmp", &[&image, &copy]);
         order(&rig, &vol, 0, Some("node-a"), 2).await;
         reported(&rig, &vol, 0, Some("node-a"), 2).await;
         rig.volumes.stage(&vol.stage()).await.expect("it is given back");

@@ -5,6 +5,7 @@
 //! something is missing.
 
 use std::collections::BTreeMap;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
@@ -23,57 +24,73 @@ const SURVEY: Duration = Duration::from_secs(20);
 /// Between two attempts at what is missing.
 const AGAIN: Duration = Duration::from_secs(5);
 
+/// The branches whose exports are not back, and why.
+type Missing = BTreeMap<BranchId, String>;
+
 impl Executor {
+    /// Brings back what was exported before a reboot, once, as far as it can be now. Call it when it is known what this node can
+    /// carry, and before anything that takes longer; what is missing is tried again while [`Executor::run`] runs.
+    pub async fn restore_exports(&self) {
+        let missing = self.restore_once(&Missing::new()).await;
+        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+    }
+
+    /// Tries again what is missing, and looks at the pools that come later.
     pub(super) async fn restore_loop(&self, shutdown: &CancellationToken) {
         let mut pools = self.latest.subscribe();
         let mut carried = self.transports.watch();
-        let mut told: BTreeMap<BranchId, String> = BTreeMap::new();
         let mut ready = self.ready_pools();
-        if !self.look_for_given().await.is_empty() && !self.transports.surveyed() {
-            let surveyed = tokio::time::timeout(SURVEY, carried.changed());
-            if shutdown.run_until_cancelled(surveyed).await.is_none() {
-                return;
-            }
-        }
-        loop {
-            carried.mark_unchanged();
-            let begun = Instant::now();
-            let given = self.look_for_given().await;
-            let exporter = self.exporter.clone();
-            let count = given.len();
-            let missed = match count {
-                0 => Vec::new(),
-                _ => blocking(move || exporter.restore(&given)).await,
-            };
-            if count > 0 && !self.exports_restored() {
-                info!(
-                    exports = count - missed.len(),
-                    missing = missed.len(),
-                    duration.seconds = begun.elapsed().as_secs_f64(),
-                    "branches that other nodes use are exported"
-                );
-            }
-            self.restored.send_replace(true);
-            let now: BTreeMap<BranchId, String> =
-                missed.into_iter().map(|m| (m.branch, m.error.to_string())).collect();
-            for (branch, reason) in now.iter().filter(|(branch, reason)| told.get(branch) != Some(reason)) {
-                error!(branch.id = %branch, error = reason, retry_after = ?AGAIN, "a branch that another node uses is not exported");
-            }
-            told = now;
-            loop {
-                tokio::select! {
-                    () = shutdown.cancelled() => return,
-                    Ok(()) = carried.changed() => break,
-                    Ok(()) = pools.changed() => {
-                        let before = std::mem::replace(&mut ready, self.ready_pools());
-                        if ready.iter().any(|pool| !before.contains(pool)) {
-                            break;
-                        }
-                    }
-                    () = tokio::time::sleep(AGAIN), if !told.is_empty() => break,
+        if !self.exports_restored() {
+            if !self.look_for_given().await.is_empty() && !self.transports.surveyed() {
+                let surveyed = tokio::time::timeout(SURVEY, carried.changed());
+                if shutdown.run_until_cancelled(surveyed).await.is_none() {
+                    return;
                 }
             }
+            carried.mark_unchanged();
+            self.restore_exports().await;
         }
+        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                Ok(()) = carried.changed() => {}
+                Ok(()) = pools.changed() => {
+                    let before = std::mem::replace(&mut ready, self.ready_pools());
+                    if ready.iter().all(|pool| before.contains(pool)) {
+                        continue;
+                    }
+                }
+                () = tokio::time::sleep(AGAIN), if !missing.is_empty() => {}
+            }
+            missing = self.restore_once(&missing).await;
+        }
+    }
+
+    async fn restore_once(&self, told: &Missing) -> Missing {
+        let begun = Instant::now();
+        let given = self.look_for_given().await;
+        let count = given.len();
+        let exporter = self.exporter.clone();
+        let missed =
+            if given.is_empty() { Vec::new() } else { blocking(move || exporter.restore(&given)).await };
+        let missing: Missing = missed.into_iter().map(|m| (m.branch, m.error.to_string())).collect();
+        if count > 0 && !self.exports_restored() {
+            info!(
+                exports = count - missing.len(),
+                missing = missing.len(),
+                duration.seconds = begun.elapsed().as_secs_f64(),
+                "branches that other nodes use are exported"
+            );
+        }
+        for (branch, reason) in missing.iter().filter(|(branch, reason)| told.get(branch) != Some(reason)) {
+            error!(
+                branch.id = %branch, error = reason, retry_after = ?AGAIN,
+                "a branch that another node uses is not exported"
+            );
+        }
+        self.restored.send_replace(true);
+        missing
     }
 
     fn ready_pools(&self) -> Vec<PoolName> {

@@ -16,7 +16,7 @@ mod work;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -27,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use crate::domain::pool::{PoolReport, PoolState};
-use crate::domain::{NodeName, PoolName};
+use crate::domain::{BranchId, NodeName, PoolName};
 use crate::node::access::{ExportCounts, Exporter, LocalUse};
 use crate::node::branch::Branches;
 use crate::node::pool::Pools;
@@ -97,6 +97,8 @@ pub struct Executor {
     exporter: Arc<Exporter>,
     /// The exports that the marks on the disks tell of were brought back once.
     restored: watch::Sender<bool>,
+    /// Those that were not, then.
+    missing: Mutex<BTreeMap<BranchId, String>>,
     latest: watch::Sender<Arc<Vec<PoolReport>>>,
     fresh: Arc<Fresh>,
     published: watch::Sender<bool>,
@@ -144,6 +146,7 @@ impl Executor {
             transports,
             exporter,
             restored,
+            missing: Mutex::default(),
             latest,
             fresh,
             published,
