@@ -6,11 +6,14 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
 
-use super::api::Standing;
+use super::api::{HealthState, Standing};
 use super::fixture::{self, FakeMachine};
 use super::routes::ROUTES;
 use super::*;
 use crate::controllers::orphans::Known;
+use crate::domain::access::{Access, Epoch};
+use crate::store::object::Branch;
+use crate::store::{Selector, Store};
 
 struct Answer {
     status: StatusCode,
@@ -224,6 +227,31 @@ async fn a_volume_is_shown_from_its_pods_to_its_disks() {
     assert_eq!(lost["state"], "abnormal");
     assert_eq!(lost["message"], "branch pvc-5d0e-1 is lost: pool usb is absent");
     assert_eq!(ask("/v1/volumes/v-9f2c").await.json()["state"], "pending");
+}
+
+#[tokio::test]
+async fn a_volume_that_waits_for_a_node_tells_which_and_why() {
+    let store = fixture::FakeStore::new(false);
+    let mut splits = store.splits().list(&Selector::All).await.unwrap();
+    let mut branches = store.branches().list(&Selector::All).await.unwrap();
+    splits.retain(|split| split.meta.name == "backups");
+    let attached = serde_json::json!({"node": "attic", "accessMode": "SingleNodeWriter"});
+    splits[0].spec.attached = vec![serde_json::from_value(attached).unwrap()];
+    branches.retain(|branch| branch.spec.volume == splits[0].spec.volume);
+    let shown = |branches: &[Branch]| {
+        let now = jiff::Timestamp::UNIX_EPOCH;
+        assemble::volumes(&splits, branches, &[], &[], now).remove(0)
+    };
+    assert_eq!(shown(&branches).state, HealthState::Healthy, "it is about to be ordered");
+    branches[0].spec.access = Some(Access { consumer: None, epoch: Epoch(1) });
+    let waits = shown(&branches);
+    assert_eq!(waits.state, HealthState::Pending);
+    assert!(
+        waits.message.starts_with("branch backups-0 cannot be used on node attic yet"),
+        "{}",
+        waits.message
+    );
+    assert!(waits.message.contains("node nas, which holds it"), "{}", waits.message);
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 mod support;
 
+mod access;
 mod attacher;
 mod capacity;
 mod deploy;

@@ -54,6 +54,19 @@ pub(super) struct Ground {
     pub(super) owner_down: Option<String>,
 }
 
+impl Ground {
+    /// With a branch.
+    pub(super) fn case<'a>(&'a self, seen: &'a Seen) -> Case<'a> {
+        Case {
+            claims: &self.claims,
+            owner: &seen.owner,
+            owner_down: self.owner_down.as_deref(),
+            access: seen.access.as_ref(),
+            allowed: seen.allowed.as_ref(),
+        }
+    }
+}
+
 /// Reads the branch, decides about it, and writes what was decided.
 pub(super) async fn order(
     store: Arc<dyn Store>,
@@ -68,14 +81,7 @@ async fn order_now(store: &dyn Store, name: &str, ground: &Ground) -> Result<Wri
     // Whoever watches hears late of what others wrote; an order is only ever based on what the store has now.
     let Some(mut branch) = store.branches().get(name).await? else { return Ok(Written::Gone) };
     let seen = Seen::of(&branch);
-    let decision = decide(&Case {
-        claims: &ground.claims,
-        owner: &seen.owner,
-        owner_down: ground.owner_down.as_deref(),
-        access: seen.access.as_ref(),
-        allowed: seen.allowed.as_ref(),
-    });
-    let access = match decision {
+    let access = match decide(&ground.case(&seen)) {
         LeaderDecision::Grant(access) | LeaderDecision::Revoke(access) => access,
         LeaderDecision::Wait(_) | LeaderDecision::Settled => return Ok(Written::Needless(seen)),
     };

@@ -44,7 +44,7 @@ use crate::store::Store;
 use crate::store::object::{Branch, StorageNode, VolumeSplit};
 use apply::{Ground, WriteError, Written, order};
 pub use decide::waiting;
-use decide::{Case, decide, owner_down, sentence};
+use decide::{decide, owner_down, sentence};
 pub use figures::{AccessCounters, AccessFigures};
 use index::{Index, Seen, Wanted};
 use telling::Teller;
@@ -170,8 +170,11 @@ impl AccessController {
 
     fn begin(&mut self) {
         let now = Instant::now();
-        for branch in self.index.branches() {
-            self.queue.add(branch, now);
+        // Of tens of thousands nearly none has anything to be done about it.
+        let at_rest = |branch: &&Arc<str>| matches!(self.decide(branch), Some((LeaderDecision::Settled, _)));
+        let due: Vec<Arc<str>> = self.index.branches().filter(|b| !at_rest(b)).cloned().collect();
+        for branch in due {
+            self.queue.add(&branch, now);
         }
     }
 
@@ -227,21 +230,12 @@ impl AccessController {
             *again = true;
             return None;
         }
-        let Some((seen, wanted)) = self.index.branch(branch) else {
+        let Some((decision, ground)) = self.decide(branch) else {
             self.at_rest(branch);
             return None;
         };
-        let down = owner_down(self.index.heartbeat(&seen.owner), (self.clock)());
-        let decision = decide(&Case {
-            claims: &wanted.claims,
-            owner: &seen.owner,
-            owner_down: down.as_deref(),
-            access: seen.access.as_ref(),
-            allowed: seen.allowed.as_ref(),
-        });
         match decision {
             LeaderDecision::Grant(_) | LeaderDecision::Revoke(_) => {
-                let ground = Ground { claims: wanted.claims.clone(), owner_down: down };
                 self.busy.insert(branch.clone(), false);
                 let (store, branch) = (self.store.clone(), branch.clone());
                 Some(Box::pin(async move {
@@ -252,11 +246,8 @@ impl AccessController {
             LeaderDecision::Wait(awaited) => {
                 self.queue.succeeded(branch);
                 // Nobody waits for what nobody wants.
-                match wanted.claims.first() {
-                    Some(wants) => {
-                        let why = sentence(branch, wants, &awaited);
-                        self.wait(branch, &seen.volume, wanted.asked_by.clone(), why);
-                    }
+                match ground.claims.first() {
+                    Some(wants) => self.wait(branch, sentence(branch, wants, &awaited)),
                     None => self.at_rest(branch),
                 }
                 None
@@ -268,18 +259,30 @@ impl AccessController {
         }
     }
 
-    fn wait(&mut self, branch: &Arc<str>, volume: &Arc<str>, asked_by: Option<String>, why: String) {
-        let now = Instant::now();
-        let Look { tell, again } = self.waits.waits(branch, volume, &why, now);
+    /// What is to be done about a branch as it is known, and on what ground; `None` where it is gone, or its volume is.
+    fn decide(&self, branch: &str) -> Option<(LeaderDecision, Ground)> {
+        let (seen, wanted) = self.index.branch(branch)?;
+        let ground = Ground {
+            claims: wanted.claims.clone(),
+            owner_down: owner_down(self.index.heartbeat(&seen.owner), (self.clock)()),
+        };
+        let decision = decide(&ground.case(&seen));
+        Some((decision, ground))
+    }
+
+    fn wait(&mut self, branch: &Arc<str>, why: String) {
+        let Some((Seen { volume, .. }, wanted)) = self.index.branch(branch) else { return };
+        let asked_by = wanted.asked_by.clone();
+        let Look { tell, again } = self.waits.waits(branch, &volume, &why, Instant::now());
         self.queue.add(branch, again);
         if tell {
             tracing::warn!(
-                volume.id = &**volume,
+                volume.id = &*volume,
                 branch.id = &**branch,
                 reason = why,
                 "a branch waits for its owner"
             );
-            self.notices.push((volume.clone(), asked_by, Notice::warning("BranchNotGranted", why)));
+            self.notices.push((volume, asked_by, Notice::warning("BranchNotGranted", why)));
         }
     }
 

@@ -48,10 +48,13 @@ pub use owner::{Exported, Owned, OwnerAction, Peer, owner_step};
 pub struct Epoch(pub u64);
 
 impl Epoch {
+    /// The last: numbers in Kubernetes' objects are signed and of 64 bits.
+    const LAST: u64 = u64::MAX >> 1;
+
     /// The one after it; `None` after the last.
     #[must_use]
     pub fn next(self) -> Option<Self> {
-        self.0.checked_add(1).map(Self)
+        (self.0 < Self::LAST).then(|| Self(self.0 + 1))
     }
 }
 
