@@ -116,6 +116,8 @@ impl Coded for VolumeError {
             Self::Request { .. } | Self::NotStaged { .. } | Self::Busy { .. } | Self::Union { .. } => {
                 Code::FailedPrecondition
             }
+            // It waits for others and not for a repair.
+            Self::NotYet { .. } => Code::Aborted,
             Self::Incomplete { .. } => Code::Unavailable,
             Self::Host { .. } => Code::Internal,
             Self::Store { source, .. } => source.code(),

@@ -12,6 +12,7 @@ mod bounded;
 pub mod container;
 pub mod directory;
 pub mod disks;
+pub mod distant;
 pub mod entry;
 pub mod file;
 pub mod fserror;

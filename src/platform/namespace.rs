@@ -51,8 +51,23 @@ impl Host {
     /// The living mount cannot be opened, or `/proc` not read, or it took longer than a minute. Single mounts that fail are
     /// counted, logged and left.
     pub fn swap_mounts(&self, dead: (u32, u32), living: &Path) -> Result<SwapReport> {
-        self.enter("swap mounts", living)?;
         let replacement = Replacement::open(&self.mounts()?, dead, living)?;
+        self.swap(replacement, living)
+    }
+
+    /// As [`Host::swap_mounts`], of the filesystem that is mounted as `dead`, whatever the living one's source: the caller keeps
+    /// it mounted there, so that nothing else has its number.
+    ///
+    /// # Errors
+    /// As [`Host::swap_mounts`].
+    pub fn swap_mounts_of(&self, dead: &MountEntry, living: &Path) -> Result<SwapReport> {
+        let replacement = Replacement::open(&self.mounts()?, dead.device, living)?;
+        let (fs_type, source) = (dead.fs_type.clone(), dead.source.clone());
+        self.swap(Replacement { fs_type, source, ..replacement }, living)
+    }
+
+    fn swap(&self, replacement: Replacement, living: &Path) -> Result<SwapReport> {
+        self.enter("swap mounts", living)?;
         // A thread of its own in any case: its root directory is not to be anyone else's.
         let swap = move || replacement.everywhere();
         self.probes.ask(living, BOUND, swap)?.unwrap_or_else(|| {

@@ -81,6 +81,7 @@ impl Machine {
             smallest: Bytes::mib(32),
             mount_point: self.scratch.join("mnt/pvc-1/0"),
             read_only: false,
+            remote: false,
             options: BTreeMap::new(),
         }
     }

@@ -153,6 +153,7 @@ fn a_node_that_cannot_mount_says_whether_waiting_helps() {
         (VolumeError::Busy { volume: volume.clone(), reason: text() }, Next::ChangesTheState),
         (VolumeError::Union { volume: volume.clone(), reason: text() }, Next::ChangesTheState),
         (VolumeError::Incomplete { volume: volume.clone(), reason: text() }, Next::Repeats),
+        (VolumeError::NotYet { volume: volume.clone(), reason: text() }, Next::Repeats),
         (VolumeError::Store { volume, source: down() }, Next::Repeats),
     ];
     for (error, expected) in cases {

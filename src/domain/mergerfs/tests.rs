@@ -13,6 +13,7 @@ fn wanted(overrides: &BTreeMap<String, String>) -> Wanted<'_> {
         fsname: "pvc-1",
         smallest: Bytes::gib(1),
         read_only: false,
+        remote: false,
         passthrough: false,
         moves: true,
         overrides,
@@ -89,6 +90,20 @@ fn a_2_42_has_passthrough_where_it_works() {
          process-thread-count=16,passthrough.io=rw"
     );
     assert!(given(V2_42, &wanted(&overrides)).ends_with("passthrough.io=off"));
+}
+
+#[test]
+fn a_union_with_a_branch_elsewhere_gets_more_threads_and_does_not_run_without_them() {
+    let overrides = BTreeMap::new();
+    let remote = Wanted { remote: true, refused: &["process-thread-count".to_owned()], ..wanted(&overrides) };
+    for (version, name) in [(V2_33, "threads"), (V2_42, "process-thread-count")] {
+        let settings = options(version, &remote).unwrap();
+        let threads = settings.iter().find(|s| s.name == name).unwrap();
+        assert_eq!((threads.value.as_deref(), threads.essential), (Some("32"), true));
+    }
+    let class = set(&[("process-thread-count", "64")]);
+    let asked = Wanted { overrides: &class, ..remote };
+    assert!(given(V2_33, &asked).contains("threads=64"));
 }
 
 #[test]

@@ -211,6 +211,7 @@ fn what_a_class_may_set_is_what_a_union_can_be_started_with() {
             fsname: "v",
             smallest: Bytes::gib(1),
             read_only: false,
+            remote: false,
             passthrough: true,
             moves: true,
             overrides: &policy.mergerfs,

@@ -72,6 +72,7 @@ impl Launch<'_> {
             fsname: self.spec.volume.as_str(),
             smallest: self.spec.smallest,
             read_only: self.spec.read_only,
+            remote: self.spec.remote,
             passthrough: self.passthrough,
             moves: self.program.moves,
             overrides: self.overrides,

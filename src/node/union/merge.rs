@@ -117,6 +117,7 @@ fn spec(host_: &Host, settings: &MergerfsSettings, request: &MergeRequest) -> Re
         smallest,
         mount_point: request.target.clone(),
         read_only,
+        remote: false,
         options,
     })
 }

@@ -64,6 +64,9 @@ pub struct UnionSpec {
     pub mount_point: PathBuf,
     /// Whether nothing may be written.
     pub read_only: bool,
+    /// Whether some branch lies on another node.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub remote: bool,
     /// MergerFS options of the node and the class, keys in the `a-b` style without prefix; they win over ours.
     pub options: BTreeMap<String, String>,
 }

@@ -218,6 +218,7 @@ impl Scratch<'_> {
             smallest: Bytes::gib(1),
             mount_point: self.root.join("union"),
             read_only: false,
+            remote: false,
             options: std::collections::BTreeMap::new(),
         }
     }

@@ -2,9 +2,10 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use super::attach::LOST;
 use super::error::VolumeError;
-use super::parallel::parallel;
 use super::paths::Place;
 use super::record::{Origin, Phase, Record, branch_mount};
 use super::slot::Slot;
@@ -13,13 +14,10 @@ use super::view::{Found, View};
 use super::{Core, DATA, flags};
 use crate::domain::VolumeId;
 use crate::domain::union::UnionKind;
-use crate::node::branch::{Attached, BranchError};
 use crate::node::union::UnionState;
+use crate::platform::Host;
 use crate::platform::file::fd_path;
 use crate::platform::mount::MountAttr;
-
-/// Branches attached at the same time: each is a few system calls and a mount, which one disk serves one by one anyway.
-const PARALLEL_BRANCHES: usize = 8;
 
 /// A stack of more dead mounts than this at one place is not of our making.
 const MAX_STACK: usize = 16;
@@ -27,12 +25,15 @@ const MAX_STACK: usize = 16;
 /// Read, write and search for the group, and new files belong to the group of the directory.
 const GROUP_BITS: u32 = 0o2070;
 
+/// How long a branch may take for that: it is little, and its disk was asked just before.
+const GROUP_BOUND: Duration = Duration::from_secs(30);
+
 impl Core {
     /// Brings the volume to what its record says, and puts a new union under workloads where the old one is gone.
     pub(super) fn bring_up(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
-        let failures = self.attach(record);
+        let failures = self.attach(slot, record, false);
         if !failures.is_empty() {
-            return Err(VolumeError::incomplete(record, failures));
+            return Err(VolumeError::incomplete(record.volume(), failures));
         }
         self.apply_group(record)?;
         self.ensure_union(slot, record)?;
@@ -57,30 +58,6 @@ impl Core {
         Ok(())
     }
 
-    /// Attaches the branches that the record's union runs with; the numbers of those that could not
-    /// be, and why.
-    pub(super) fn attach(&self, record: &mut Record) -> Vec<(u32, BranchError)> {
-        let directory = self.records.directory(record.volume());
-        let read_only = record.reader_only();
-        let wanted: Vec<_> = record.serving().map(|b| b.spec.clone()).collect();
-        let results = parallel(&wanted, PARALLEL_BRANCHES, |spec| {
-            self.branches.ensure_attached(spec, &branch_mount(&directory, spec.index), read_only)
-        });
-        let mut failures = Vec::new();
-        for (spec, result) in wanted.iter().zip(results) {
-            match result {
-                Ok(Attached { backing, device, .. }) => {
-                    if let Some(branch) = record.branches.iter_mut().find(|b| b.spec.index == spec.index) {
-                        branch.backing = Some(backing);
-                        branch.device = device;
-                    }
-                }
-                Err(error) => failures.push((spec.index, error)),
-            }
-        }
-        failures
-    }
-
     /// Lets the group write at the root of the volume: of each branch, so that the union shows the same whichever branch
     /// it asks. Never below the root: what is there belongs to whoever made it.
     fn apply_group(&self, record: &Record) -> Result<(), VolumeError> {
@@ -91,7 +68,8 @@ impl Core {
         }
         let directory = self.records.directory(record.volume());
         for branch in record.serving() {
-            self.set_group(record, &branch_mount(&directory, branch.spec.index).join(DATA), group)?;
+            let data = branch_mount(&directory, branch.spec.index).join(DATA);
+            self.set_group(record, &data, group)?;
         }
         Ok(())
     }
@@ -99,8 +77,12 @@ impl Core {
     /// Lets the group write in one directory.
     pub(super) fn set_group(&self, record: &Record, data: &Path, group: u32) -> Result<(), VolumeError> {
         let failed = |e| VolumeError::host(record.volume(), "give the volume's root to its group", e);
-        let mode = self.host.entry(data).map_err(failed)?.map_or(0o755, |e| e.mode);
-        self.host.set_owner_mode(data, None, Some(group), Some(mode | GROUP_BITS)).map_err(failed)
+        let path = data.to_owned();
+        let set = move |host: &Host| {
+            let mode = host.entry(&path)?.map_or(0o755, |e| e.mode);
+            host.set_owner_mode(&path, None, Some(group), Some(mode | GROUP_BITS))
+        };
+        self.host.within("changing", data, GROUP_BOUND, set).map_err(failed)
     }
 
     /// Makes the union run; a new one beside an old one that is gone.
@@ -157,11 +139,12 @@ impl Core {
             });
         };
         let before = record.origin.replace(now.clone());
+        let living = living(record, &directory);
+        let mut swapped = None;
         if let Some(before) = &before
             && before.device != now.device
             && matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs)
         {
-            let living = record.union_mount(&directory);
             if !record.left_out.is_empty() && !record.reader_only() {
                 // Its filesystem may be read-only for as long as it is not complete; the mounts of the workloads, which
                 // outlive it, must not become so.
@@ -172,6 +155,18 @@ impl Core {
             let swap = self.host.swap_mounts(before.device, &living).map_err(|e| {
                 VolumeError::host(record.volume(), "put the new union under running workloads", e)
             })?;
+            swapped = Some(swap);
+        }
+        let lost = directory.join(LOST);
+        let kept = view.table().entries.iter().filter(|e| e.mount_point == lost);
+        for dead in kept.filter(|e| e.device != now.device).cloned().collect::<Vec<_>>() {
+            let swap = self.host.swap_mounts_of(&dead, &living).map_err(|e| {
+                VolumeError::host(record.volume(), "put the branch under running workloads again", e)
+            })?;
+            swapped = Some(swap);
+        }
+        if let Some(swap) = swapped {
+            self.drop_lost(record.volume())?;
             view = self.view(record)?;
             record.heals += 1;
             tracing::info!(
@@ -180,7 +175,7 @@ impl Core {
                 swap.namespaces = swap.namespaces,
                 swap.mounts = swap.swapped,
                 swap.failed = swap.failed,
-                "union replaced"
+                "what workloads have of the volume was replaced"
             );
         }
         if before.as_ref() != Some(&now) {
@@ -372,6 +367,18 @@ impl Core {
     /// Writes the record.
     pub(super) fn save(&self, record: &Record) -> Result<(), VolumeError> {
         self.records.save(record).map_err(|e| VolumeError::host(record.volume(), "write its record", e))
+    }
+}
+
+/// The mount that workloads' mounts of the volume are made of.
+fn living(record: &Record, directory: &Path) -> PathBuf {
+    match record.kind {
+        UnionKind::Mergerfs => record.union_mount(directory),
+        // It is mounted on the `data` directory itself.
+        UnionKind::Overlay => record.union_mount(directory).join(DATA),
+        UnionKind::Bind | UnionKind::Block => {
+            branch_mount(directory, record.branches.first().map_or(0, |b| b.spec.index))
+        }
     }
 }
 

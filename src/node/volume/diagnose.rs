@@ -7,9 +7,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use super::record::Record;
-use crate::domain::VolumeId;
 use crate::domain::policy::OnBranchLoss;
 use crate::domain::union::UnionKind;
+use crate::domain::{NodeName, VolumeId};
 use crate::platform::mount::{Liveness, MountEntry};
 
 /// A daemon that has not answered for so long, in so many probes, while its branches do, is replaced. Longer than any
@@ -33,6 +33,8 @@ pub(super) enum BranchSeen {
     Failed(String),
     /// It has not answered for so long.
     Silent(Duration),
+    /// The node that it lies on has not answered for so long.
+    Away(NodeName, Duration),
 }
 
 /// How the volume's union stands.
@@ -81,6 +83,8 @@ pub(super) enum Action {
 pub(super) struct Facts {
     /// What serves it.
     pub(super) kind: UnionKind,
+    /// Some of its branches lie on other nodes.
+    pub(super) remote: bool,
     /// `branchTimeout`.
     pub(super) branch_timeout: Duration,
     /// It runs without some branches, knowingly.
@@ -110,6 +114,17 @@ pub(super) fn decide(facts: Facts, seen: &Seen) -> Action {
             BranchSeen::Silent(time) if *time >= facts.branch_timeout => {
                 lost.push((*index, format!("it has not answered for {} s", time.as_secs())));
             }
+            BranchSeen::Away(node, time) if *time >= facts.branch_timeout => {
+                lost.push((*index, format!("node {node} has not answered for {} s", time.as_secs())));
+            }
+            BranchSeen::Away(node, time) => {
+                silent = true;
+                reports.push(format!(
+                    "node {node}, which holds branch {index}, has not answered for {} s; the branch's files wait, up to {} s",
+                    time.as_secs(),
+                    facts.branch_timeout.as_secs()
+                ));
+            }
             BranchSeen::Silent(time) => {
                 silent = true;
                 reports.push(format!(
@@ -122,7 +137,8 @@ pub(super) fn decide(facts: Facts, seen: &Seen) -> Action {
     }
     let repair = seen.binds || seen.union == UnionSeen::Gone || facts.restoring;
     match &seen.union {
-        _ if merged && !lost.is_empty() => Action::Lose(lost),
+        // What was attached of another node can be attached anew and put under workloads also without a daemon between.
+        _ if (merged || facts.remote) && !lost.is_empty() => Action::Lose(lost),
         // Without a daemon between, workloads see what the branch answers; nothing can be put under them.
         _ if !lost.is_empty() && !repair => Action::Report(
             lost.iter().map(|(i, r)| format!("branch {i} failed: {r}")).collect::<Vec<_>>().join("; "),
@@ -177,6 +193,7 @@ pub(super) fn judge(
 pub(super) const fn facts(record: &Record) -> Facts {
     Facts {
         kind: record.kind,
+        remote: record.has_remote(),
         branch_timeout: record.branch_timeout(),
         partial: !record.left_out.is_empty(),
         restoring: record.restoring,
@@ -200,7 +217,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(300);
 
     fn facts(kind: UnionKind) -> Facts {
-        Facts { kind, branch_timeout: TIMEOUT, partial: false, restoring: false }
+        Facts { kind, remote: false, branch_timeout: TIMEOUT, partial: false, restoring: false }
     }
 
     fn seen(union: UnionSeen, branches: &[BranchSeen]) -> Seen {
@@ -272,6 +289,21 @@ mod tests {
     fn a_branch_that_failed_without_a_daemon_is_reported() {
         let action = decide(facts(UnionKind::Bind), &seen(UnionSeen::Unneeded, &[failed()]));
         assert_eq!(action, Action::Report("branch 0 failed: EIO".to_owned()));
+    }
+
+    #[test]
+    fn a_branch_whose_node_is_away_is_waited_for_and_then_lost_whatever_serves_it() {
+        let node: NodeName = "node-b".parse().unwrap();
+        for kind in [UnionKind::Bind, UnionKind::Overlay, UnionKind::Mergerfs, UnionKind::Block] {
+            let facts = Facts { remote: true, ..facts(kind) };
+            let after = |seconds| {
+                let away = BranchSeen::Away(node.clone(), Duration::from_secs(seconds));
+                decide(facts, &seen(UnionSeen::Running, &[away]))
+            };
+            assert!(matches!(after(299), Action::Report(r) if r.contains("node-b")), "{kind:?}");
+            assert!(matches!(after(300), Action::Lose(l) if l[0].1.contains("node-b")), "{kind:?}");
+            assert!(matches!(decide(facts, &seen(UnionSeen::Running, &[failed()])), Action::Lose(_)));
+        }
     }
 
     #[test]

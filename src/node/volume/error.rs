@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use snafu::Snafu;
 
 use super::record::Record;
+use super::remote::AttachError;
 use crate::domain::VolumeId;
 use crate::node::branch::BranchError;
 use crate::node::union::UnionError;
@@ -62,6 +63,14 @@ pub enum VolumeError {
         /// The volume.
         volume: VolumeId,
         /// Which branches, and why.
+        reason: String,
+    },
+    /// Some of its branches were not given to this node yet, or not opened to it; it happens without the caller.
+    #[snafu(display("volume {volume} is not ready on this node: {reason}; try again"))]
+    NotYet {
+        /// The volume.
+        volume: VolumeId,
+        /// Which branches, and what they wait for.
         reason: String,
     },
     /// Something still uses it.
@@ -153,11 +162,17 @@ impl VolumeError {
     }
 
     /// These branches cannot be used, by number.
-    pub(super) fn incomplete(record: &Record, mut failures: Vec<(u32, BranchError)>) -> Self {
-        if failures.len() == 1 {
-            return Self::branch(record.volume(), failures.remove(0).1);
-        }
+    pub(super) fn incomplete(volume: &VolumeId, mut failures: Vec<(u32, AttachError)>) -> Self {
         let reason = failures.iter().map(|(_, e)| e.to_string()).collect::<Vec<_>>().join("; ");
-        Self::Incomplete { volume: record.volume().clone(), reason }
+        let volume = volume.clone();
+        if failures.iter().all(|(_, e)| matches!(e, AttachError::NotYet { .. })) {
+            return Self::NotYet { volume, reason };
+        }
+        if failures.len() == 1
+            && let Some((_, AttachError::Here { source })) = failures.pop()
+        {
+            return Self::branch(&volume, source);
+        }
+        Self::Incomplete { volume, reason }
     }
 }

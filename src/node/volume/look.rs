@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 
 use super::diagnose::{Action, BranchSeen, Seen, UnionSeen, decide, facts, judge};
 use super::error::VolumeError;
+use super::links::{LinkSeen, VolumeLinks};
 use super::parallel::parallel;
 use super::record::{Phase, Record, StagedBranch, branch_mount};
+use super::remote::outdated;
 use super::slot::Slot;
 use super::view::{Found, View};
 use super::{ANSWER_TIMEOUT, Core, DATA};
 use crate::domain::VolumeId;
+use crate::domain::split::BranchFormat;
 use crate::domain::union::UnionKind;
 use crate::node::union::UnionState;
 use crate::platform::HostError;
@@ -51,7 +54,9 @@ impl Core {
     pub(super) fn note_branches(&self, slot: &Slot, record: &Record) {
         let directory = self.records.directory(record.volume());
         let data = |b: &StagedBranch| branch_mount(&directory, b.spec.index).join(DATA);
-        let branches: Vec<_> = record.serving().map(data).collect();
+        // What NFS is asked it asks its server, and waits with it.
+        let asked = |b: &&StagedBranch| b.spec.node == self.node || b.spec.format == BranchFormat::Image;
+        let branches: Vec<_> = record.serving().filter(asked).map(data).collect();
         if slot.hints().branches == branches {
             return;
         }
@@ -149,28 +154,55 @@ impl Core {
     ) -> Vec<(u32, BranchSeen)> {
         let directory = self.records.directory(record.volume());
         let now = Instant::now();
-        let serving: Vec<_> = record.serving().map(|b| b.spec.index).collect();
-        serving
-            .into_iter()
-            .map(|index| {
-                let seen = match record.kind {
+        let links = self.links_of(record);
+        record
+            .serving()
+            .map(|branch| {
+                let index = branch.spec.index;
+                let seen = self.judge_link(slot, branch, &links).unwrap_or_else(|| match record.kind {
                     UnionKind::Block => BranchSeen::Alive,
                     _ => {
                         let point = branch_mount(&directory, index);
                         let asked = || self.host.liveness(&point.join(DATA), ANSWER_TIMEOUT);
                         judge(view.at(&point), record.reader_only(), asked)
                     }
-                };
+                });
                 let mut hints = slot.hints();
-                if matches!(seen, BranchSeen::Silent(_)) {
-                    let since = *hints.hung_branches.entry(index).or_insert(now);
-                    (index, BranchSeen::Silent(now.duration_since(since)))
-                } else {
-                    hints.hung_branches.remove(&index);
-                    (index, seen)
+                let mut since = || now.duration_since(*hints.hung_branches.entry(index).or_insert(now));
+                match seen {
+                    BranchSeen::Silent(_) => (index, BranchSeen::Silent(since())),
+                    BranchSeen::Away(node, _) => (index, BranchSeen::Away(node, since())),
+                    seen => {
+                        hints.hung_branches.remove(&index);
+                        (index, seen)
+                    }
                 }
             })
             .collect()
+    }
+
+    /// How a branch of another node stands by its link alone; `None` where that says nothing against it. What a link does not
+    /// carry is not asked: the question would wait as its files do.
+    fn judge_link(&self, slot: &Slot, branch: &StagedBranch, links: &VolumeLinks) -> Option<BranchSeen> {
+        let spec = &branch.spec;
+        if spec.node == self.node {
+            return None;
+        }
+        let Some(remote) = &branch.remote else {
+            return Some(BranchSeen::Failed("it is not attached".to_owned()));
+        };
+        let link = links.seen(&spec.id, remote);
+        let order = slot.hints().orders.get(&spec.index).cloned();
+        if let Some(reason) = outdated(&self.node, spec, order.as_ref(), remote, link == LinkSeen::Live) {
+            return Some(BranchSeen::Failed(reason));
+        }
+        match link {
+            LinkSeen::Live | LinkSeen::Unknown => None,
+            LinkSeen::Connecting => Some(BranchSeen::Away(spec.node.clone(), Duration::ZERO)),
+            LinkSeen::Gone => {
+                Some(BranchSeen::Failed(format!("the connection to node {} is gone", spec.node)))
+            }
+        }
     }
 
     fn binds_broken(&self, record: &Record, view: &View) -> Result<bool, VolumeError> {

@@ -16,11 +16,13 @@
 //!
 //! The work is done by `Core`, which blocks; [`Volumes`] runs it on blocking threads, one call a volume at a time.
 
+mod attach;
 mod bring_up;
 mod diagnose;
 mod end_use;
 mod error;
 mod flags;
+mod links;
 mod look;
 mod parallel;
 mod paths;
@@ -28,6 +30,7 @@ mod plan;
 mod publish;
 mod record;
 mod recover;
+mod remote;
 mod repair;
 mod slot;
 mod stage;
@@ -35,12 +38,14 @@ mod stats;
 mod tally;
 mod types;
 mod view;
+mod waiting;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::error::VolumeError;
+use self::links::Links;
 use self::paths::Places;
 use self::record::Records;
 pub use self::repair::Outcome;
@@ -50,6 +55,7 @@ pub use self::tally::TallyCounts;
 pub use self::types::{
     Access, AttachedBranch, Health, PublishRequest, StageRequest, Usage, VolumeSnapshot, VolumeStats,
 };
+use self::waiting::{BranchNews, GRANT_BOUND};
 use crate::domain::{NodeName, VolumeId};
 use crate::node::access::LocalUse;
 use crate::node::branch::Branches;
@@ -101,8 +107,8 @@ struct Core {
     node: NodeName,
     branches: Arc<Branches>,
     unions: Arc<Unions>,
-    #[allow(dead_code, reason = "the consumer's part uses it")]
     transports: Arc<Transports>,
+    links: Links,
     state_dir: PathBuf,
     records: Records,
     places: Places,
@@ -145,13 +151,15 @@ impl Volumes {
             branches,
             unions,
             transports,
+            links: Links::default(),
             records,
             boot_id,
         };
         Ok(Self { core: Arc::new(core), store })
     }
 
-    /// Attaches the volume's branches, starts its union, and binds it at the staging path.
+    /// Attaches the volume's branches, starts its union, and binds it at the staging path. Where branches are to be given to
+    /// this node or opened to it first, that is waited for, a minute at most.
     ///
     /// # Errors
     /// See [`VolumeError`].
@@ -160,9 +168,28 @@ impl Volumes {
         let failed = |source| VolumeError::Store { volume: volume.clone(), source };
         let split = self.store.splits().get(volume.as_str()).await.map_err(failed)?;
         let Some(split) = split else { return Err(VolumeError::Unknown { volume: volume.clone() }) };
-        let branches = self.store.branches().list(&Selector::Volume(volume.clone())).await.map_err(failed)?;
-        let request = request.clone();
-        self.run(volume, move |core, slot| core.stage(slot, &request, &split, &branches)).await
+        let mut branches =
+            self.store.branches().list(&Selector::Volume(volume.clone())).await.map_err(failed)?;
+        let split = Arc::new(split);
+        let deadline = tokio::time::Instant::now() + GRANT_BOUND;
+        let mut news: Option<BranchNews> = None;
+        loop {
+            let (request, split, seen) = (request.clone(), split.clone(), branches.clone());
+            let outcome = self.run(volume, move |core, slot| core.stage(slot, &request, &split, &seen)).await;
+            let Err(VolumeError::NotYet { .. }) = &outcome else { return outcome };
+            // Nothing is held meanwhile: whoever wants the volume otherwise need not wait for this.
+            let changed = async {
+                let news = match &mut news {
+                    Some(news) => news,
+                    None => news.insert(BranchNews::begin(self.store.as_ref(), volume, &branches).await?),
+                };
+                news.changed().await
+            };
+            match tokio::time::timeout_at(deadline, changed).await {
+                Ok(now) => branches = now.map_err(failed)?,
+                Err(_) => return outcome,
+            }
+        }
     }
 
     /// Takes back what [`Volumes::stage`] did; also for a volume that no longer exists.

@@ -7,7 +7,7 @@ use super::error::VolumeError;
 use super::flags;
 use super::types::{Access, StageRequest};
 use crate::domain::NodeName;
-use crate::domain::policy::{OnBranchLoss, Policy};
+use crate::domain::policy::{FsType, OnBranchLoss, Policy, UnionMode};
 use crate::domain::split::BranchFormat;
 use crate::domain::union::{UnionKind, choose};
 use crate::domain::volume::VolumeMode;
@@ -18,8 +18,10 @@ use crate::store::object::{Branch, BranchPhase, BranchSpec, VolumeSplit};
 pub(super) struct StagePlan {
     /// By what.
     pub(super) kind: UnionKind,
-    /// The branches, in the union's order.
+    /// The branches, in the union's order: this node's first.
     pub(super) branches: Vec<BranchSpec>,
+    /// Some of them lie on other nodes.
+    pub(super) remote: bool,
     /// Options that the class gives MergerFS.
     pub(super) options: BTreeMap<String, String>,
     /// `onBranchLoss`.
@@ -67,6 +69,7 @@ pub(super) fn plan(
         }
     };
     let specs = usable(request, split, branches, here.node)?;
+    let remote = specs.iter().any(|b| b.node != *here.node);
     if block && (specs.len() != 1 || specs.iter().any(|b| b.format != BranchFormat::Image)) {
         return Err(refuse(
             "a block volume must be one image branch: create it with maxBranches=1 and branchFormat=image"
@@ -79,8 +82,12 @@ pub(super) fn plan(
             format!("its parameters are not understood by this version: {faults}")
         })
     })?;
-    let kind =
-        choose(&[request.access_mode], specs.len(), split.spec.volume_mode, policy.union, here.overlay);
+    // The kernel does not mount a btrfs while it has one of the same UUID mounted, be it dead: what workloads have of it
+    // could not be exchanged. Nobody but a MergerFS that was ended holds it.
+    let held = remote && specs.iter().any(|b| b.node != *here.node && b.fs_type == Some(FsType::Btrfs));
+    let union = if held { UnionMode::Always } else { policy.union };
+    let overlay = here.overlay && !held;
+    let kind = choose(&[request.access_mode], specs.len(), split.spec.volume_mode, union, overlay);
     let group = match request.access {
         Access::Mount { group, .. } => group,
         Access::Block => None,
@@ -88,6 +95,7 @@ pub(super) fn plan(
     Ok(StagePlan {
         kind,
         branches: specs,
+        remote,
         options: policy.mergerfs,
         on_branch_loss: policy.on_branch_loss,
         branch_timeout: policy.branch_timeout,
@@ -95,7 +103,7 @@ pub(super) fn plan(
     })
 }
 
-/// The planned branches, if all can be used on this node now.
+/// The planned branches, if all exist.
 fn usable(
     request: &StageRequest,
     split: &VolumeSplit,
@@ -111,16 +119,6 @@ fn usable(
     let mut missing = Vec::new();
     for planned in &split.spec.branches {
         let id = volume.branch(planned.index);
-        if planned.node != *node {
-            return Err(VolumeError::Request {
-                volume: volume.clone(),
-                reason: format!(
-                    "its branch {id} lies on node {}, and branches are reached on their own node only: use the volume \
-                     there, and create volumes with placement=local",
-                    planned.node
-                ),
-            });
-        }
         match branches.iter().find(|b| b.spec.id == id) {
             Some(branch) if branch.status.phase == BranchPhase::Bound => specs.push(branch.spec.clone()),
             Some(branch) if branch.status.reason.is_empty() => {
@@ -135,7 +133,7 @@ fn usable(
     if !missing.is_empty() {
         return Err(incomplete(missing.join("; ")));
     }
-    specs.sort_by_key(|b| b.index);
+    specs.sort_by_key(|b| (b.node != *node, b.index));
     Ok(specs)
 }
 
@@ -267,11 +265,40 @@ mod tests {
         assert!(matches!(planned(&request, &split, &[]), Err(VolumeError::Request { .. })));
     }
 
+    fn elsewhere(split: &mut VolumeSplit, branches: &mut [Branch], index: u32) {
+        let node: NodeName = "node-b".parse().unwrap();
+        for planned in split.spec.branches.iter_mut().filter(|b| b.index == index) {
+            planned.node = node.clone();
+        }
+        for branch in branches.iter_mut().filter(|b| b.spec.index == index) {
+            branch.spec.node = node.clone();
+        }
+    }
+
     #[test]
-    fn a_branch_on_another_node_is_refused_with_the_way_out() {
-        let (request, mut split, branches) = objects(&[IMAGE]);
-        split.spec.branches[0].node = "node-b".parse().unwrap();
-        let error = planned(&request, &split, &branches).unwrap_err().to_string();
-        assert!(error.contains("node-b") && error.contains("placement=local"), "{error}");
+    fn branches_of_this_node_come_first() {
+        let (request, mut split, mut branches) = objects(&[IMAGE, IMAGE, IMAGE]);
+        assert!(!planned(&request, &split, &branches).unwrap().remote);
+        elsewhere(&mut split, &mut branches, 0);
+        let plan = planned(&request, &split, &branches).unwrap();
+        assert_eq!(plan.branches.iter().map(|b| b.index).collect::<Vec<_>>(), [1, 2, 0]);
+        assert!(plan.remote);
+        branches.iter_mut().find(|b| b.spec.index == 0).unwrap().status.phase = BranchPhase::Pending;
+        assert!(matches!(planned(&request, &split, &branches), Err(VolumeError::Incomplete { .. })));
+    }
+
+    #[test]
+    fn one_branch_elsewhere_is_bound_unless_the_kernel_could_not_mount_it_again() {
+        let (mut request, mut split, mut branches) = objects(&[IMAGE]);
+        elsewhere(&mut split, &mut branches, 0);
+        assert_eq!(planned(&request, &split, &branches).unwrap().kind, UnionKind::Bind);
+        branches[0].spec.fs_type = Some(FsType::Btrfs);
+        assert_eq!(planned(&request, &split, &branches).unwrap().kind, UnionKind::Mergerfs);
+        let (_, mut split, mut branches) = objects(&[IMAGE, IMAGE]);
+        request.access_mode = AccessMode::SingleNodeReaderOnly;
+        elsewhere(&mut split, &mut branches, 1);
+        assert_eq!(planned(&request, &split, &branches).unwrap().kind, UnionKind::Overlay);
+        branches.iter_mut().for_each(|b| b.spec.fs_type = Some(FsType::Btrfs));
+        assert_eq!(planned(&request, &split, &branches).unwrap().kind, UnionKind::Mergerfs);
     }
 }

@@ -3,13 +3,16 @@
 //! The record says what is intended, never what is: that is asked of the kernel each time.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use super::types::{PublishRequest, StageRequest};
+use crate::domain::access::{Epoch, Generation};
 use crate::domain::policy::OnBranchLoss;
+use crate::domain::reach::Transport;
 use crate::domain::union::UnionKind;
 use crate::domain::{Bytes, VolumeId};
 use crate::node::union::UnionSpec;
@@ -17,7 +20,11 @@ use crate::platform::{Host, HostError};
 use crate::store::object::BranchSpec;
 
 /// Version of the record's form; a higher one was written by a newer agent.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+
+/// The form without branches on other nodes. A record that has none is written so: agents of that time go on with it. One that
+/// has some they must leave alone: they would take those branches for their own, find them missing, and end the union.
+const VERSION_LOCAL: u32 = 1;
 
 /// A longer record is not one of ours: 16 branches and 256 targets take a tenth of it.
 const MAX_RECORD: usize = 1 << 20;
@@ -54,9 +61,31 @@ pub(super) struct StagedBranch {
     /// Where it lies in its pool, once it was attached.
     #[serde(default)]
     pub(super) backing: Option<PathBuf>,
-    /// Its loop device, for images, once it was attached.
+    /// Its block device, for images, once it was attached.
     #[serde(default)]
     pub(super) device: Option<PathBuf>,
+    /// Where it is reached, for a branch on another node; written before it is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) remote: Option<Remote>,
+}
+
+/// An export of another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Remote {
+    /// By what it is reached.
+    pub(super) transport: Transport,
+    /// The owner's address and port on the storage network.
+    pub(super) address: SocketAddr,
+    /// The export's name there.
+    pub(super) name: String,
+    /// Its generation.
+    pub(super) generation: Generation,
+    /// The order that gave it to this node.
+    pub(super) epoch: Epoch,
+    /// UUID of its filesystem, where it has one and its owner told.
+    #[serde(default)]
+    pub(super) fs_uuid: Option<String>,
 }
 
 /// A volume on this node.
@@ -110,7 +139,7 @@ impl Record {
     /// The record of a volume whose staging begins.
     pub(super) fn new(boot_id: &str, request: &StageRequest, plan: super::plan::StagePlan) -> Self {
         Self {
-            version: VERSION,
+            version: if plan.remote { VERSION } else { VERSION_LOCAL },
             boot_id: boot_id.to_owned(),
             phase: Phase::Staging,
             request: request.clone(),
@@ -118,7 +147,7 @@ impl Record {
             branches: plan
                 .branches
                 .into_iter()
-                .map(|spec| StagedBranch { spec, backing: None, device: None })
+                .map(|spec| StagedBranch { spec, backing: None, device: None, remote: None })
                 .collect(),
             options: plan.options,
             on_branch_loss: plan.on_branch_loss,
@@ -154,6 +183,11 @@ impl Record {
         self.branches.iter().filter(|b| !self.left_out.contains(&b.spec.index))
     }
 
+    /// True where some of its branches lie on other nodes.
+    pub(super) const fn has_remote(&self) -> bool {
+        self.version != VERSION_LOCAL
+    }
+
     /// What is to be joined, in the volume's directory.
     pub(super) fn union_spec(&self, directory: &Path) -> UnionSpec {
         UnionSpec {
@@ -162,6 +196,7 @@ impl Record {
             branches: self.serving().map(|b| branch_mount(directory, b.spec.index)).collect(),
             smallest: self.serving().map(|b| b.spec.usable).min().unwrap_or(Bytes::ZERO),
             mount_point: self.union_mount(directory),
+            remote: self.has_remote(),
             read_only: self.reader_only()
                 || (!self.left_out.is_empty() && self.on_branch_loss == OnBranchLoss::ReadOnly),
             options: self.options.clone(),

@@ -99,10 +99,10 @@ impl Core {
             hints.next_attempt.filter(|t| *t > now).map(|t| (t - now, hints.trouble.clone()))
         };
         if let Some((pause, reason)) = waiting {
-            // Only the return waits: MergerFS does not run over a failed branch for that long.
-            if matches!(action, Action::Lose(_))
-                && process.is_some()
-                && let Err(error) = self.take_down(slot, &record, process.as_ref())
+            // Only the return waits: MergerFS does not run over a failed branch for that long, and what must not be written
+            // to any more is not.
+            if let Action::Lose(lost) = &action
+                && let Err(error) = self.take_down(slot, &record, process.as_ref(), lost)
             {
                 return self.troubled(slot, volume, &error.to_string());
             }
@@ -175,7 +175,7 @@ impl Core {
             Action::Restart => {
                 Tally::count(&self.tally.hangs);
                 tracing::warn!(volume.id = %record.volume(), process.id = process.map(|p| p.pid), "mergerfs hangs and is replaced");
-                self.take_down(slot, record, process)?;
+                self.take_down(slot, record, process, &[])?;
                 self.rebuild(slot, record)
             }
             Action::Lose(lost) => {
@@ -185,16 +185,13 @@ impl Core {
                         tracing::error!(volume.id = %record.volume(), branch.index = index, reason = %reason, "branch lost: its union is taken down");
                     }
                 }
-                self.take_down(slot, record, process)?;
+                self.take_down(slot, record, process, &lost)?;
                 self.release(record, &lost);
                 self.rebuild(slot, record)
             }
             Action::Rejoin => {
-                let mut whole = record.clone();
-                whole.left_out.clear();
-                if self.attach(&mut whole).is_empty() {
-                    self.take_down(slot, record, process)?;
-                    *record = whole;
+                if self.attach(slot, record, true).is_empty() {
+                    self.take_down(slot, record, process, &[])?;
                     self.rebuild(slot, record)?;
                     tracing::info!(volume.id = %record.volume(), "all branches are back");
                 }
@@ -207,11 +204,11 @@ impl Core {
     fn rebuild(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
         if record.kind == UnionKind::Mergerfs {
             record.left_out.clear();
-            let failures = self.attach(record);
+            let failures = self.attach(slot, record, false);
             if !failures.is_empty() {
                 let all = failures.len() == record.branches.len();
                 if record.on_branch_loss == OnBranchLoss::Fail || all {
-                    return Err(VolumeError::incomplete(record, failures));
+                    return Err(VolumeError::incomplete(record.volume(), failures));
                 }
                 record.left_out = failures.iter().map(|(index, _)| *index).collect();
                 tracing::warn!(
@@ -225,14 +222,18 @@ impl Core {
         self.bring_up(slot, record)
     }
 
-    /// Ends the daemon: every access fails with ENOTCONN from then on, until another one is put in its place.
-    fn take_down(
+    /// Ends the daemon, and the attachments of the branches of other nodes among those that are lost: every access fails with
+    /// ENOTCONN from then on, until another daemon is put in its place. In this order: a MergerFS that is not told to end would
+    /// take the files of a branch that gives errors for missing; one that waits for such a branch ends when it gives errors.
+    pub(super) fn take_down(
         &self,
         slot: &Slot,
         record: &Record,
         process: Option<&ProcessId>,
+        lost: &[(u32, String)],
     ) -> Result<(), VolumeError> {
-        let Some(process) = process else { return Ok(()) };
+        let lost: Vec<u32> = lost.iter().map(|(index, _)| *index).collect();
+        let Some(process) = process else { return self.sever(record, &lost) };
         let failed = |e| VolumeError::host(record.volume(), "end its mergerfs", e);
         // By what is mounted there now: the number on record may be another filesystem's after a crash in between.
         let point = record.union_mount(&self.records.directory(record.volume()));
@@ -243,6 +244,7 @@ impl Core {
             tracing::warn!(volume.id = %record.volume(), error = %error, "its connection is not aborted; its process is killed");
         }
         self.host.process_kill(process).map_err(failed)?;
+        self.sever(record, &lost)?;
         let gone = self.host.process_wait(process, KILL_TIMEOUT).map_err(failed)?;
         let mut hints = slot.hints();
         hints.hung = None;
@@ -260,6 +262,12 @@ impl Core {
         let directory = self.records.directory(record.volume());
         for (index, _) in lost {
             let point = branch_mount(&directory, *index);
+            if let Some(branch) =
+                record.branches.iter().find(|b| b.spec.index == *index && b.remote.is_some())
+            {
+                self.release_remote(record, branch);
+                continue;
+            }
             if matches!(self.host.liveness(&point, ANSWER_TIMEOUT), Ok(Liveness::Hung)) {
                 continue;
             }

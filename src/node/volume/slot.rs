@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::remote::Order;
 use crate::domain::VolumeId;
 use crate::platform::process::ProcessId;
 
@@ -37,6 +38,8 @@ pub(super) struct Hints {
     pub(super) branches: Vec<PathBuf>,
     /// Since when branches have not answered, by number.
     pub(super) hung_branches: BTreeMap<u32, Instant>,
+    /// What the store said last of its branches, by number.
+    pub(super) orders: BTreeMap<u32, Order>,
 }
 
 impl Slot {

@@ -9,10 +9,12 @@ use super::parallel::parallel;
 use super::paths::Place;
 use super::plan::{Here, plan};
 use super::record::{Phase, Record, UNION_PREFIX, branch_mount};
+use super::remote::AttachError;
 use super::slot::{Hints, Slot};
 use super::types::{Access, StageRequest};
 use super::view::Found;
 use super::{Core, publish};
+use crate::domain::access::NotYet;
 use crate::domain::union::UnionKind;
 use crate::domain::{BranchId, VolumeId};
 use crate::node::union::UnionState;
@@ -49,6 +51,7 @@ impl Core {
                 if let Some(reason) = difference(&record.request, request) {
                     return Err(VolumeError::differs(&record, &record.request.staging, reason));
                 }
+                self.note_orders(slot, branches);
                 return self.repair(slot, &mut record).map(|_| ());
             }
             // Begun and never finished: what an earlier attempt made is taken back, the request may be another now.
@@ -58,7 +61,10 @@ impl Core {
         }
         let here = Here { node: &self.node, overlay: self.unions.abilities().overlay };
         let plan = plan(request, split, branches, &here)?;
+        self.note_orders(slot, branches);
         let mut record = Record::new(&self.boot_id, request, plan);
+        // Before anything is made.
+        self.refuse_ungranted(slot, &record, branches)?;
         self.save(&record)?;
         let staged = self.bring_up(slot, &mut record).and_then(|()| {
             record.phase = Phase::Staged;
@@ -75,6 +81,27 @@ impl Core {
             }
         }
         staged
+    }
+
+    /// Tells which branches are not this node's to use yet.
+    fn refuse_ungranted(&self, slot: &Slot, record: &Record, branches: &[Branch]) -> Result<(), VolumeError> {
+        let links = self.links_of(record);
+        let mut waits = Vec::new();
+        for branch in &record.branches {
+            let id = &branch.spec.id;
+            if branch.spec.node != self.node {
+                if let Err(error) = self.aim(slot, branch, &links) {
+                    waits.push((branch.spec.index, error));
+                }
+            } else if let Some(access) =
+                branches.iter().find(|b| b.spec.id == *id).and_then(|b| b.spec.access.as_ref())
+                && access.consumer.as_ref() != Some(&self.node)
+            {
+                let reason = NotYet::Granted { holder: access.consumer.clone() }.to_string();
+                waits.push((branch.spec.index, AttachError::NotYet { branch: id.clone(), reason }));
+            }
+        }
+        if waits.is_empty() { Ok(()) } else { Err(VolumeError::incomplete(record.volume(), waits)) }
     }
 
     pub(super) fn unstage(&self, slot: &Slot, volume: &VolumeId, staging: &Path) -> Result<(), VolumeError> {
@@ -127,20 +154,72 @@ impl Core {
 
     /// Takes back everything that staging made, in the reverse order, by real unmounts only.
     pub(super) fn take_back(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
+        self.give_up_silent(slot, record)?;
         if record.phase != Phase::Unstaging {
             record.phase = Phase::Unstaging;
             self.save(record)?;
         }
         self.unbind(record)?;
         self.stop_union(slot, record)?;
-        let indexes: Vec<_> = record.branches.iter().map(|b| b.spec.index).collect();
+        self.drop_lost(record.volume())?;
+        let (remote, own): (Vec<_>, Vec<_>) = record.branches.iter().partition(|b| b.spec.node != self.node);
+        let indexes: Vec<_> = own.iter().map(|b| b.spec.index).collect();
         self.let_go(record.volume(), &indexes)?;
+        let results =
+            parallel(&remote, PARALLEL_BRANCHES, |branch| patiently(|| self.let_go_remote(record, branch)));
+        results.into_iter().collect::<Result<(), _>>()?;
         self.records
             .remove(record.volume())
             .map_err(|e| VolumeError::host(record.volume(), "remove its state directory", e))?;
         *slot.hints() = Hints::default();
         self.changed.notify_one();
         Ok(())
+    }
+
+    /// What was written last may not have reached a branch whose owner does not answer: that is waited for as long as
+    /// `branchTimeout` says, and given up then. Staging that did not succeed has written nothing.
+    fn give_up_silent(&self, slot: &Slot, record: &Record) -> Result<(), VolumeError> {
+        let silent = self.silent(slot, record);
+        if silent.is_empty() {
+            return Ok(());
+        }
+        let patience = record.branch_timeout();
+        let node = |index: u32| {
+            record.branches.iter().find(|b| b.spec.index == index).map_or("", |b| b.spec.node.as_str())
+        };
+        if record.phase != Phase::Staging
+            && let Some((index, time)) = silent.iter().find(|(_, time)| *time < patience)
+        {
+            return Err(VolumeError::Busy {
+                volume: record.volume().clone(),
+                reason: format!(
+                    "node {} has not answered for {} s, and what was written last to branch {} may not be on its disk; it                      is given up after {} s",
+                    node(*index),
+                    time.as_secs(),
+                    record.volume().branch(*index),
+                    patience.as_secs()
+                ),
+            });
+        }
+        let mut lost = Vec::new();
+        for (index, time) in silent {
+            let reason = format!("node {} has not answered for {} s", node(index), time.as_secs());
+            if record.phase != Phase::Staging {
+                tracing::error!(
+                    volume.id = %record.volume(),
+                    branch.index = index,
+                    reason = %reason,
+                    "a branch is detached by force: what was written last to it is lost"
+                );
+            }
+            lost.push((index, reason));
+        }
+        let process = match self.unions.observe(record.volume()) {
+            Ok(UnionState::Running { process, .. }) => process,
+            Ok(UnionState::Hung { process, .. }) => Some(process),
+            Ok(UnionState::Dead { .. } | UnionState::Absent) | Err(_) => None,
+        };
+        self.take_down(slot, record, process.as_ref(), &lost)
     }
 
     /// Unmounts the volume at its staging path and removes what was made there.

@@ -77,6 +77,13 @@ impl Core {
                     answering = false;
                     faults.push(format!("branch {id} failed: {reason}"));
                 }
+                BranchSeen::Away(node, time) => {
+                    answering = false;
+                    faults.push(format!(
+                        "node {node}, which holds branch {id}, has not answered for {} s: the branch's files wait",
+                        time.as_secs()
+                    ));
+                }
                 BranchSeen::Silent(_) => {
                     answering = false;
                     faults.push(format!("branch {id} does not answer: its files wait"));
