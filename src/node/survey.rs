@@ -15,6 +15,7 @@ mod choose;
 mod probe;
 mod settings;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,10 +30,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::choose::{Place, choose};
-use self::probe::{Kernel, Probed};
+use self::probe::{Kernel, Probed, keep};
 use crate::domain::NodeName;
+use crate::domain::reach::Transport;
 use crate::node::transport::nvme_tcp::HostIdentity;
-use crate::node::transport::{Carried, Transports};
+use crate::node::transport::{Carried, Ends, Transports};
 use crate::platform::Host;
 
 pub use self::settings::{InvalidSubnet, NetworkSettings, Subnet};
@@ -59,7 +61,6 @@ const MACHINE_ID_LIMIT: usize = 256;
 const UNINITIALIZED: &str = "uninitialized";
 
 /// Finds out what this node can carry.
-#[derive(Debug)]
 pub struct Survey {
     host: Host,
     settings: NetworkSettings,
@@ -68,8 +69,17 @@ pub struct Survey {
     known: Mutex<Known>,
 }
 
+/// What is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// Network and kernel.
+    All,
+    /// The network: on a node where pods come and go it changes all the time.
+    Network,
+}
+
 /// What was found so far.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Known {
     place: Option<Place>,
     /// The first address of the last place that had any.
@@ -79,7 +89,14 @@ struct Known {
     pending: Option<JoinHandle<Probed>>,
     /// What the ends were made of.
     installed: Option<(Probed, Option<IpAddr>)>,
+    ends: Option<BTreeMap<Transport, Ends>>,
     told: Option<Carried>,
+}
+
+impl std::fmt::Debug for Survey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Survey").field("settings", &self.settings).finish_non_exhaustive()
+    }
 }
 
 impl Survey {
@@ -96,12 +113,20 @@ impl Survey {
         Self { host: host.clone(), settings, kernel, transports, known: Mutex::default() }
     }
 
-    /// Looks once, within bounds, and tells what was found.
+    /// Looks at everything once, within bounds, and tells what was found.
     pub async fn look(&self) {
+        self.look_at(Part::All).await;
+    }
+
+    async fn look_at(&self, part: Part) {
         let mut known = self.known.lock().await;
         let place = self.place(&mut known).await;
         known.address = place.addresses.first().copied().or(known.address);
-        let probed = match self.probe(&mut known).await {
+        let asked = match (part, &known.probed) {
+            (Part::Network, Some(probed)) => Some(probed.clone()),
+            _ => self.probe(&mut known).await,
+        };
+        let probed = match asked {
             Some(probed) => {
                 known.probed = Some(probed.clone());
                 probed
@@ -119,11 +144,14 @@ impl Survey {
             return;
         }
         log(known.told.as_ref(), &carried);
-        // Ends are replaced only by others: one may be at work, and takes turns with itself.
         if known.installed.as_ref() == Some(&made_of) {
             self.transports.tell(carried.clone());
         } else {
-            self.transports.install(carried.clone(), self.kernel.ends(&made_of.0, made_of.1));
+            let same_place = known.installed.as_ref().is_some_and(|(_, address)| *address == made_of.1);
+            let made = known.ends.as_ref().filter(|_| same_place);
+            let ends = keep(made, self.kernel.ends(&made_of.0, made_of.1));
+            self.transports.install(carried.clone(), ends.clone());
+            known.ends = Some(ends);
         }
         known.told = Some(carried);
         known.installed = Some(made_of);
@@ -132,6 +160,7 @@ impl Survey {
     /// Looks again and again until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
         let mut changes: Option<BoxStream<'static, ()>> = None;
+        let mut full = Instant::now();
         loop {
             if changes.is_none() {
                 match self.host.network_changes() {
@@ -159,7 +188,13 @@ impl Survey {
                     return;
                 }
             }
-            if stop.run_until_cancelled(self.look()).await.is_none() {
+            let part = if changed && full.elapsed() < EVERY {
+                Part::Network
+            } else {
+                full = Instant::now();
+                Part::All
+            };
+            if stop.run_until_cancelled(self.look_at(part)).await.is_none() {
                 return;
             }
         }
@@ -283,7 +318,6 @@ fn log(before: Option<&Carried>, now: &Carried) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::reach::Transport;
 
     #[tokio::test]
     async fn a_look_tells_where_this_node_is_and_the_same_again_is_no_news() {

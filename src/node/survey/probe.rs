@@ -38,6 +38,8 @@ pub(super) struct Probed {
     signs: Option<Signs>,
     pub(super) nvme: Abilities,
     pub(super) nfs: Abilities,
+    /// Why the NFS server, which the kernel has, cannot serve for this driver.
+    nfs_taken: Option<String>,
 }
 
 impl Probed {
@@ -45,7 +47,7 @@ impl Probed {
     pub(super) fn unknown(reason: &str) -> Self {
         let unable = || Ability::Unable { reason: reason.to_owned() };
         let all = || Abilities { owner: unable(), consumer: unable(), authentication: unable() };
-        Self { signs: None, nvme: all(), nfs: all() }
+        Self { signs: None, nvme: all(), nfs: all(), nfs_taken: None }
     }
 }
 
@@ -84,36 +86,23 @@ impl Kernel {
 
     /// Looks, at the first time and when something has changed by trying: that loads modules. Blocking.
     pub(super) fn probe(&self, before: Option<&Probed>) -> Probed {
-        let nfs = self.nfs();
-        let nvme = match &self.nvme {
-            Ok(nvme) => nvme,
-            Err(reason) => return Probed { nfs, ..Probed::unknown(reason) },
+        let mut probed = match &self.nvme {
+            Err(reason) => Probed::unknown(reason),
+            Ok(nvme) => match (before, nvme_tcp::signs(nvme)) {
+                (Some(before), Ok(signs)) if before.signs.as_ref() == Some(&signs) => before.clone(),
+                _ => {
+                    let found = nvme_tcp::probe(nvme);
+                    Probed { signs: nvme_tcp::signs(nvme).ok(), nvme: found, ..Probed::unknown("") }
+                }
+            },
         };
-        match (before, nvme_tcp::signs(nvme)) {
-            (Some(before), Ok(signs)) if before.signs.as_ref() == Some(&signs) => {
-                Probed { nfs, ..before.clone() }
-            }
-            _ => {
-                let nvme_abilities = nvme_tcp::probe(nvme);
-                Probed { signs: nvme_tcp::signs(nvme).ok(), nvme: nvme_abilities, nfs }
-            }
-        }
-    }
-
-    /// Loads nothing and starts nothing: the server of a machine is started with the first export.
-    fn nfs(&self) -> Abilities {
+        // That of NFS loads and starts nothing: the server is started with the first export.
         let words = |error: TransportError| error.to_string();
-        let mut abilities = match nfs::probe(&self.host, &self.nfs) {
-            Ok(abilities) => abilities,
-            Err(error) => return Probed::unknown(&words(error)).nfs,
-        };
+        probed.nfs =
+            nfs::probe(&self.host, &self.nfs).unwrap_or_else(|error| Probed::unknown(&words(error)).nfs);
         let taken = nfs::occupied(&self.host, &self.nfs, &self.recovery());
-        if let (Ability::Able { .. }, Some(reason)) =
-            (&abilities.owner, taken.unwrap_or_else(|error| Some(words(error))))
-        {
-            abilities.owner = Ability::Unable { reason };
-        }
-        abilities
+        probed.nfs_taken = taken.unwrap_or_else(|error| Some(words(error)));
+        probed
     }
 
     /// What this node tells of its transports.
@@ -124,6 +113,9 @@ impl Kernel {
             nvme.consumer = Told { able: false, reason: reason.clone() };
         }
         let mut nfs = report(Transport::Nfs, &probed.nfs, place, None);
+        if let (true, Some(reason)) = (nfs.owner.able, &probed.nfs_taken) {
+            nfs.owner = Told { able: false, reason: reason.clone() };
+        }
         // Owners know it by its address.
         if nfs.consumer.able && place.addresses.is_empty() {
             nfs.consumer = no_address(place);
@@ -132,7 +124,8 @@ impl Kernel {
     }
 
     /// The ends where the kernel can be them. `address` is this node's, or was it when it last had any: what is exported must be
-    /// fenced and ended also while there is none. It is the only one that others are told, and so listened at.
+    /// fenced and ended also while there is none, and while someone else uses the NFS server too. The first address is the only
+    /// one that others are told, and so listened at.
     pub(super) fn ends(&self, probed: &Probed, address: Option<IpAddr>) -> BTreeMap<Transport, Ends> {
         let reason = |ability: &Ability| match ability {
             Ability::Able { .. } => Ok(()),
@@ -162,6 +155,22 @@ impl Kernel {
         });
         [(Transport::NvmeTcp, nvme), (Transport::Nfs, Ends { owner, consumer })].into()
     }
+}
+
+/// The ends that were made, and in place of those that were not, the new ones: one that is at work takes turns with itself, and
+/// must be able to end what it began, whatever else changed.
+pub(super) fn keep(
+    made: Option<&BTreeMap<Transport, Ends>>,
+    new: BTreeMap<Transport, Ends>,
+) -> BTreeMap<Transport, Ends> {
+    let Some(made) = made else { return new };
+    let one = |(transport, new): (Transport, Ends)| {
+        let Some(old) = made.get(&transport) else { return (transport, new) };
+        let owner = if old.owner.is_ok() { old.owner.clone() } else { new.owner };
+        let consumer = if old.consumer.is_ok() { old.consumer.clone() } else { new.consumer };
+        (transport, Ends { owner, consumer })
+    };
+    new.into_iter().map(one).collect()
 }
 
 const NO_ADDRESS: &str = "this node has no address on the storage network";
@@ -212,7 +221,7 @@ mod tests {
     fn able() -> Probed {
         let able = || Ability::Able { how: "loaded".to_owned() };
         let all = || Abilities { owner: able(), consumer: able(), authentication: able() };
-        Probed { signs: None, nvme: all(), nfs: all() }
+        Probed { signs: None, nvme: all(), nfs: all(), nfs_taken: None }
     }
 
     fn place(addresses: &[&str], up: bool, problem: &str) -> Place {
@@ -241,6 +250,35 @@ mod tests {
         assert!(!lost[1].consumer.able, "an NFS owner could not know it");
         let dark = kernel.reports(&able(), &place(&["10.0.0.1"], false, "eth0 is down"));
         assert!(!dark[0].owner.able && dark[0].owner.reason == "eth0 is down");
+    }
+
+    #[test]
+    fn a_node_whose_nfs_server_is_anothers_serves_none_and_can_end_what_it_serves() {
+        let kernel = kernel(Ok(identity()));
+        let taken = Probed { nfs_taken: Some("it is anothers".to_owned()), ..able() };
+        let reports = kernel.reports(&taken, &place(&["10.0.0.1"], true, ""));
+        assert_eq!(reports[1].owner, Told { able: false, reason: "it is anothers".to_owned() });
+        assert!(reports[0].owner.able && reports[1].consumer.able);
+        assert!(kernel.ends(&taken, "10.0.0.1".parse().ok())[&Transport::Nfs].owner.is_ok());
+    }
+
+    #[test]
+    fn an_end_that_is_at_work_stays_the_same_until_the_address_changes() {
+        let kernel = kernel(Ok(identity()));
+        let at = |address: &str, probed: &Probed| kernel.ends(probed, address.parse().ok());
+        let is = |a: &Ends, b: &Ends| match (&a.owner, &b.owner) {
+            (Ok(a), Ok(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        };
+        let first = at("10.0.0.1", &able());
+        let nvme = |ends: &BTreeMap<Transport, Ends>| ends[&Transport::NvmeTcp].clone();
+        let kept = keep(Some(&first), at("10.0.0.1", &able()));
+        assert!(is(&nvme(&first), &nvme(&kept)));
+        let kept = keep(Some(&first), at("10.0.0.1", &Probed::unknown("gone")));
+        assert!(is(&nvme(&first), &nvme(&kept)), "it may have to fence");
+        let found = keep(Some(&at("10.0.0.1", &Probed::unknown("not yet"))), at("10.0.0.1", &able()));
+        assert!(nvme(&found).owner.is_ok());
+        assert!(!is(&nvme(&first), &nvme(&keep(None, at("10.0.0.2", &able())))));
     }
 
     #[test]
