@@ -24,6 +24,7 @@ use union_csi::store::kubernetes::KubernetesStore;
 use union_csi::store::object::{Branch, VolumeSplit};
 use union_csi::store::{Event, Selector, Store, StoreError};
 
+use crate::provisioner::bench::ATTACHED;
 use crate::support;
 
 struct Rig {
@@ -273,15 +274,15 @@ async fn the_claim_of_a_volume_that_waits_for_a_silent_owner_tells_why() {
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &rig.namespace);
     let claim = json!({
         "metadata": {"name": "data"},
-        "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": format!("static-{id}"), "storageClassName": "",
+        "spec": {"accessModes": ["ReadWriteOnce"], "volumeName": format!("static-{id}"), "storageClassName": ATTACHED,
                  "resources": {"requests": {"storage": "1Gi"}}}
     });
     let claim = serde_json::from_value(claim).expect("a claim");
     let claim = claims.create(&PostParams::default(), &claim).await.expect("made");
-    // Made by hand: its name is not the volume's.
+    // Made by hand: its name is not the volume's. The provisioner's tests leave its class alone.
     let volume = json!({
         "metadata": {"name": format!("static-{id}")},
-        "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "",
+        "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": ATTACHED,
                  "persistentVolumeReclaimPolicy": "Retain",
                  "claimRef": {"kind": "PersistentVolumeClaim", "apiVersion": "v1", "namespace": rig.namespace,
                               "name": "data", "uid": claim.uid()},

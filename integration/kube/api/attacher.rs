@@ -205,8 +205,8 @@ async fn a_node_without_the_program_is_named_and_the_error_goes_when_it_has_come
     })
     .await;
     rig.add_node("n2").await;
-    until("the next reason is told: its branches lie elsewhere", async || {
-        rig.attach_error(&name).await.is_some_and(|e| e.contains("its branches lie on n1"))
+    until("the next reason is told: it cannot reach the branches", async || {
+        rig.attach_error(&name).await.is_some_and(|e| e.contains("which lies on n1"))
     })
     .await;
     let mut split = rig.split().await;
