@@ -166,13 +166,14 @@ async fn serve(config: Config) -> Result<(), AppError> {
     tasks.spawn("the CSI server", |stop| async move {
         Ok(csi::serve(socket, services, stop.cancelled_owned()).await?)
     });
-    if let (Some(cluster), Some(_)) = (&config.kubernetes, &node) {
+    if let (Some(cluster), Some(node)) = (&config.kubernetes, &node) {
+        let carried = node.transports.watch();
         let settings = RegistrationSettings {
             kubelet_dir: cluster.kubelet_dir.clone(),
             csi_socket: config.csi_socket.clone(),
         };
         tasks.spawn("the registration with the kubelet", |stop| async move {
-            registration::serve(settings, registered, stop).await;
+            registration::serve(settings, registered, carried, stop).await;
             Ok(())
         });
     }

@@ -5,7 +5,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use union_csi::domain::Bytes;
 use union_csi::domain::policy::{Placement, Policy, Strategy};
 use union_csi::domain::pool::PoolView;
-use union_csi::domain::split::{Reach, Request, Sharing, plan};
+use union_csi::domain::reach::Network;
+use union_csi::domain::split::{Offer, Reach, Request, Sharing, plan, plan_within};
 use union_csi::domain::volume::VolumeMode;
 
 const POOLS: u64 = 8;
@@ -71,6 +72,10 @@ fn planner(criterion: &mut Criterion) {
             group.bench_with_input(BenchmarkId::from_parameter(nodes), &pools, |bencher, pools| {
                 bencher.iter(|| plan(&request, &policy, pools));
             });
+            let network = able(&pools);
+            group.bench_with_input(BenchmarkId::new("in a network", nodes), &pools, |bencher, pools| {
+                bencher.iter(|| plan_within(&request, &policy, pools, &network));
+            });
             if nodes == 10_000 {
                 let pools = shuffled(pools);
                 group.bench_with_input(BenchmarkId::new("in no order", nodes), &pools, |bencher, pools| {
@@ -82,9 +87,41 @@ fn planner(criterion: &mut Criterion) {
     }
 }
 
+/// A network in which all nodes of these pools carry everything.
+fn able(pools: &[PoolView]) -> Network {
+    let nodes: std::collections::BTreeSet<_> = pools.iter().map(|view| view.node.clone()).collect();
+    Network::able(nodes)
+}
+
+/// What the capacity of all nodes costs: once for all, and for a node of its own kind.
+fn offers(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("capacity");
+    for nodes in [100, 1_000, 10_000] {
+        let pools = cluster(nodes);
+        let network = able(&pools);
+        let (policy, mode) = (Policy::default(), VolumeMode::Filesystem);
+        let node = pools[0].node.clone();
+        let attaches = network.node(&node).expect("a node").attaches();
+        group.bench_with_input(BenchmarkId::new("offer", nodes), &pools, |bencher, pools| {
+            bencher.iter(|| Offer::new(attaches, mode, &policy, pools, &network));
+        });
+        let offer = Offer::new(attaches, mode, &policy, &pools, &network);
+        // It can attach and not export, so that its own pools count for it alone.
+        let mut other = network.clone();
+        let mut reach = network.node(&node).expect("a node").clone();
+        reach.addresses.clear();
+        other.put(reach);
+        let own: Vec<PoolView> = pools.iter().filter(|view| view.node == node).cloned().collect();
+        group.bench_with_input(BenchmarkId::new("node", nodes), &own, |bencher, own| {
+            bencher.iter(|| offer.on(&node, &policy, own, &other));
+        });
+    }
+    group.finish();
+}
+
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20);
-    targets = planner
+    targets = planner, offers
 }
 criterion_main!(benches);

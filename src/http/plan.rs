@@ -149,3 +149,49 @@ pub(super) fn class_parameters() -> impl Iterator<Item = (String, String)> {
         (p.key.to_owned(), meaning)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Two nodes with one pool of 10 GiB each.
+    fn pools() -> Vec<PoolView> {
+        let pool =
+            |node: &str| json!({"node": node, "name": "p", "total": 10_u64 << 30, "free": 10_u64 << 30});
+        serde_json::from_value(json!([pool("a"), pool("b")])).unwrap()
+    }
+
+    fn asked(query: &[(&str, &str)], network: Option<&Network>) -> PlanAnswer {
+        let query: Vec<_> =
+            query.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        answer(&query, &pools(), network).unwrap()
+    }
+
+    #[test]
+    fn a_plan_is_over_nodes_that_reach_each_other_or_as_if_they_did_or_on_one() {
+        let able = Network::able(["a", "b"].map(|name| name.parse().unwrap()));
+        let silent = Network::default();
+        let large = ("size", "15Gi");
+        for (query, network, feasible) in [
+            (vec![large], Some(&able), true),
+            (vec![large], Some(&silent), false),
+            (vec![large, ("reach", "any-node")], Some(&silent), true),
+            (vec![large, ("reach", "one-node")], Some(&able), false),
+            // Of a described cluster it is not known.
+            (vec![large], None, true),
+            (vec![large, ("consumer", "c")], None, true),
+            (vec![large, ("reach", "one-node")], None, false),
+            (vec![large, ("access", "ReadWriteMany")], None, false),
+        ] {
+            assert_eq!(asked(&query, network).feasible, feasible, "{query:?}");
+        }
+        let refused = answer(
+            &[("size".to_owned(), "1Gi".to_owned()), ("access".to_owned(), "RWX".to_owned())],
+            &[],
+            None,
+        );
+        assert!(refused.unwrap_err()[0].starts_with("access:"));
+    }
+}

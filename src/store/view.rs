@@ -294,6 +294,64 @@ mod tests {
         assert_eq!(free(&pool_views(&[node("n", pool)], &[], &[]), "a"), 60);
     }
 
+    /// A volume with branches on these nodes in these formats.
+    fn on(branches: &[(&str, &str)], access_modes: &[&str], placement: &str) -> VolumeSplit {
+        let branches: Vec<_> = branches
+            .iter()
+            .enumerate()
+            .map(|(index, (node, format))| {
+                json!({"index": index, "node": node, "pool": "p", "size": 1, "usable": 1, "format": format})
+            })
+            .collect();
+        serde_json::from_value(json!({
+            "meta": {"name": "v"},
+            "spec": {"volume": "v", "requestName": "v", "capacity": 1, "accessModes": access_modes,
+                     "branches": branches, "parameters": {"placement": placement}}
+        }))
+        .unwrap()
+    }
+
+    fn is_accessible(split: &VolumeSplit, network: &Network, nodes: &[&str], transports: &[Transport]) {
+        let found = accessible(split, network);
+        let names: Vec<&str> = found.nodes.iter().map(NodeName::as_str).collect();
+        assert_eq!((names.as_slice(), &found.transports), (nodes, &transports.iter().copied().collect()));
+    }
+
+    const ONE: &[&str] = &["SingleNodeWriter"];
+
+    #[test]
+    fn a_volume_can_be_used_where_it_lies_and_wherever_its_branches_can_be_attached() {
+        let names = ["a", "b"].map(|name| name.parse().unwrap());
+        let (able, silent) = (Network::able(names), Network::default());
+        let image = on(&[("a", "image")], ONE, "preferLocal");
+        is_accessible(&image, &silent, &["a"], &[]);
+        is_accessible(&image, &able, &["a"], &[Transport::NvmeTcp]);
+        is_accessible(&on(&[("a", "image")], ONE, "local"), &able, &["a"], &[]);
+        let both = on(&[("a", "image"), ("b", "directory")], ONE, "any");
+        is_accessible(&both, &able, &["a", "b"], &[Transport::NvmeTcp, Transport::Nfs]);
+        is_accessible(&both, &silent, &[], &[]);
+        assert!(accessible(&both, &silent).is_nowhere());
+        // One owner that exports nothing ties the volume to itself.
+        let mut mixed = able.clone();
+        mixed.put(NodeReach { addresses: Vec::new(), ..able.node(&"a".parse().unwrap()).unwrap().clone() });
+        is_accessible(&both, &mixed, &["a"], &[]);
+    }
+
+    #[test]
+    fn a_volume_for_several_nodes_that_serves_one_is_used_where_it_lies() {
+        let able = Network::able(["a", "b"].map(|name| name.parse().unwrap()));
+        let nfs: &[Transport] = &[Transport::Nfs];
+        let (readers, writers): (&[&str], &[&str]) = (&["MultiNodeReaderOnly"], &["MultiNodeMultiWriter"]);
+        for (branches, modes, transports) in [
+            (&[("a", "image")][..], readers, &[][..]),
+            (&[("a", "directory"), ("a", "directory")], readers, nfs),
+            (&[("a", "directory")], writers, nfs),
+            (&[("a", "directory"), ("a", "directory")], writers, &[]),
+        ] {
+            is_accessible(&on(branches, modes, "preferLocal"), &able, &["a"], transports);
+        }
+    }
+
     #[test]
     fn what_a_node_can_carry_is_read_from_its_object_and_one_of_before_can_carry_nothing() {
         let old = node("n", json!([]));

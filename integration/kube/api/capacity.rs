@@ -85,6 +85,44 @@ async fn each_node_with_pools_is_told_of_for_each_class_and_what_goes_is_told_of
 }
 
 #[tokio::test]
+async fn nodes_that_reach_each_other_have_the_room_of_all_also_one_without_pools() {
+    let mut bench = Bench::new(2).await;
+    let _tasks = publisher(&bench);
+    bench.node("n2", &[("a", 20), ("b", 10)]).await;
+    bench.node("n3", &[]).await;
+    bench.node("n4", &[("a", 5)]).await;
+    bench.class(json!({})).await;
+    is_published(&bench, &[("n1", "2Gi"), ("n2", "30Gi"), ("n4", "5Gi")]).await;
+    bench.carry(&["n1", "n2", "n3"]).await;
+    is_published(&bench, &[("n1", "32Gi"), ("n2", "32Gi"), ("n3", "32Gi"), ("n4", "5Gi")]).await;
+    // What is told works, to the byte.
+    let split = |name: &str, bytes: Bytes| -> VolumeSplit {
+        serde_json::from_value(json!({
+            "meta": {"name": name, "finalizers": [FINALIZER]},
+            "spec": {
+                "volume": name, "requestName": name, "capacity": bytes.get(), "accessModes": ["SingleNodeWriter"],
+                "consumer": bench.node_name("n3"),
+                "parameters": {"branchFormat": "directory", "nodeSelector": format!("test={}", bench.namespace)},
+            },
+        }))
+        .unwrap()
+    };
+    let more = Bytes::new(Bytes::gib(32).get() + 1);
+    bench.store.splits().create(split("more", more)).await.unwrap();
+    until(
+        || bench.split("more"),
+        |split| split.as_ref().is_some_and(|split| split.status.largest == Some(Bytes::gib(32))),
+    )
+    .await;
+    bench.store.splits().create(split("all", Bytes::gib(32))).await.unwrap();
+    is_published(&bench, &[("n1", "0"), ("n2", "0"), ("n3", "0"), ("n4", "5Gi")]).await;
+    for name in ["more", "all"] {
+        bench.store.splits().delete(name, None).await.unwrap();
+    }
+    is_published(&bench, &[("n1", "32Gi"), ("n2", "32Gi"), ("n3", "32Gi"), ("n4", "5Gi")]).await;
+}
+
+#[tokio::test]
 async fn a_burst_of_volumes_is_counted_to_the_byte_in_a_few_writes() {
     let bench = Bench::new(100).await;
     bench.class(json!({})).await;

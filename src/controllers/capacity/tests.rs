@@ -13,6 +13,7 @@ use crate::controllers::class::Class;
 use crate::controllers::cluster::{DRIVER, TOPOLOGY_KEY};
 use crate::controllers::splitter::NodeRoom;
 use crate::domain::pool::PoolView;
+use crate::domain::reach::Network;
 use crate::domain::{Bytes, NodeName};
 
 fn now() -> Timestamp {
@@ -150,6 +151,54 @@ fn an_event_that_is_older_than_the_own_write_is_not_believed() {
     assert_eq!(index.step(&name), Step::Nothing);
     assert!(index.put_found(&name, own("v", 7, 5)), "it was made anew");
     assert_eq!(index.step(&name), Step::Write(Urgency::Less));
+}
+
+/// The same node, which carries everything.
+fn able(room: NodeRoom, name: &str) -> NodeRoom {
+    NodeRoom { reach: Network::able([node(name)]).node(&node(name)).cloned(), ..room }
+}
+
+#[test]
+fn a_node_has_what_it_reaches_of_the_whole_cluster_also_without_pools() {
+    let mut index = Index::default();
+    index.put_class(class("many", json!({})), now());
+    index.put_class(class("one", json!({"maxBranches": "1"})), now());
+    index.put_class(class("here", json!({"placement": "local"})), now());
+    for (name, pools) in [("a", &[3, 4][..]), ("b", &[5]), ("compute", &[])] {
+        index.put_node(&node(name), Some(able(room(name, pools), name)), now());
+    }
+    index.put_node(&node("silent"), Some(room("silent", &[7])), now());
+    assert!(index.is_stale());
+    index.refresh_offers(now());
+    assert!(!index.is_stale());
+    for on in ["a", "b", "compute"] {
+        assert_eq!(figures(&index, "many", on), Some((12, 12)), "{on}");
+        assert_eq!(figures(&index, "one", on), Some((12, 5)), "{on}");
+    }
+    assert_eq!(figures(&index, "many", "silent"), Some((7, 7)));
+    assert_eq!((figures(&index, "here", "a"), figures(&index, "here", "compute")), (Some((7, 7)), None));
+
+    // What others have of it follows with the next offers.
+    index.put_node(&node("b"), Some(able(room("b", &[1]), "b")), now());
+    let names = index.refresh_offers(now());
+    assert!(names.contains(&name("many", &node("compute"))) && !names.contains(&name("here", &node("a"))));
+    assert_eq!(figures(&index, "many", "compute"), Some((8, 8)));
+    assert!(index.refresh_offers(now()).is_empty(), "nothing new");
+
+    // An owner whose agent is silent gives nothing to anybody.
+    let later = now() + SignedDuration::from_mins(16);
+    for (name, pools) in [("b", &[1][..]), ("compute", &[])] {
+        let speaks = NodeRoom { heartbeat: Some(later), ..able(room(name, pools), name) };
+        index.put_node(&node(name), Some(speaks), later);
+    }
+    index.refresh_node(&node("a"), later);
+    index.refresh_offers(later);
+    assert_eq!(figures(&index, "many", "compute"), Some((1, 1)));
+    assert_eq!(figures(&index, "many", "a"), Some((0, 0)));
+
+    index.put_node(&node("b"), None, later);
+    index.refresh_offers(later);
+    assert_eq!(figures(&index, "many", "compute"), Some((0, 0)));
 }
 
 #[test]

@@ -83,3 +83,29 @@ pub(super) fn affinity(accessible: &Accessible) -> VolumeNodeAffinity {
     }
     VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: terms }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::domain::reach::Transport;
+
+    #[test]
+    fn pods_run_on_the_nodes_of_the_branches_or_on_those_that_can_attach_them_all() {
+        let accessible = Accessible {
+            nodes: vec!["a".parse().unwrap()],
+            transports: [Transport::NvmeTcp, Transport::Nfs].into(),
+        };
+        let is = |key: &str, value: &str| json!({"key": key, "operator": "In", "values": [value]});
+        let terms = json!([
+            {"matchExpressions": [is(TOPOLOGY_KEY, "a")]},
+            {"matchExpressions": [is("union.csi.union.io/nvme-tcp", "true"), is("union.csi.union.io/nfs", "true")]},
+        ]);
+        let wanted = json!({"required": {"nodeSelectorTerms": terms}});
+        assert_eq!(serde_json::to_value(affinity(&accessible)).unwrap(), wanted);
+        let one = Accessible { transports: [].into(), ..accessible };
+        let terms = affinity(&one).required.unwrap().node_selector_terms;
+        assert_eq!(terms.len(), 1);
+    }
+}

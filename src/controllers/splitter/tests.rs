@@ -1,6 +1,6 @@
 //! The splitter on an embedded store, with nodes that admit branches as real ones do: by what they have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 use crate::domain::pool::{Enforcement, Media, PoolReport, PoolState};
+use crate::domain::reach::{Network, StorageNetwork};
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, VolumeId};
 use crate::store::contract::eventually;
@@ -248,6 +249,61 @@ async fn a_volume_that_does_not_fit_says_what_would_and_binds_when_there_is_room
     assert_eq!(split.status.largest, None);
     assert!(counters.read().infeasible >= 2);
     assert_eq!(counters.read().waiting, 0);
+}
+
+/// The nodes' agents tell that they carry everything.
+async fn carry(store: &dyn Store, names: &[&str]) {
+    for name in names {
+        let mut node = store.nodes().get(name).await.unwrap().unwrap();
+        let able = Network::able([node.spec.node.clone()]);
+        let able = able.node(&node.spec.node).unwrap().clone();
+        node.status.transports = able.transports;
+        let network = StorageNetwork { addresses: able.addresses, ..StorageNetwork::default() };
+        node.status.network = Some(network);
+        store.nodes().update_status(node).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_volume_larger_than_each_node_binds_as_soon_as_nodes_reach_each_other_and_a_pods_own_does_not() {
+    let mut bench = Bench::new();
+    let _counters = bench.start_splitter();
+    bench.start_node("n1", &[("a", 10, 10)]).await;
+    bench.start_node("n2", &[("b", 10, 10)]).await;
+    let ephemeral = |mut split: VolumeSplit| {
+        split.spec.ephemeral = true;
+        split.spec.consumer = Some("n1".parse().unwrap());
+        split
+    };
+    bench.store.splits().create(ephemeral(split("own", 11))).await.unwrap();
+    bench.ask("v", 15).await;
+    bench.infeasible("v").await;
+    carry(&*bench.store, &["n1", "n2"]).await;
+    let planned = bench.ready("v").await;
+    let nodes: BTreeSet<&str> = planned.spec.branches.iter().map(|b| b.node.as_str()).collect();
+    assert_eq!(nodes, ["n1", "n2"].into());
+    let own = bench.infeasible("own").await;
+    assert_eq!(own.spec.branches, []);
+    bench.assert_consistent().await;
+}
+
+#[tokio::test]
+async fn what_replaces_a_refused_branch_is_in_reach_of_the_node_of_those_that_stay() {
+    let mut bench = Bench::new();
+    // "b" reports room that it does not have; n3 reaches nobody.
+    bench.start_node("n1", &[("a", 10, 10)]).await;
+    bench.start_node("n2", &[("b", 20, 0)]).await;
+    bench.start_node("n3", &[("c", 15, 15)]).await;
+    bench.start_node("n4", &[("d", 8, 8)]).await;
+    carry(&*bench.store, &["n1", "n2", "n4"]).await;
+    let mut wanted = split("v", 16);
+    wanted.spec.parameters.insert("minBranches".to_owned(), "2".to_owned());
+    bench.store.splits().create(wanted).await.unwrap();
+    let _counters = bench.start_splitter();
+    let planned = bench.ready("v").await;
+    let nodes: BTreeSet<&str> = planned.spec.branches.iter().map(|b| b.node.as_str()).collect();
+    assert_eq!(nodes, ["n1", "n4"].into(), "{:?}", planned.spec.branches);
+    bench.assert_consistent().await;
 }
 
 #[tokio::test]

@@ -304,8 +304,19 @@ fn the_first_preferred_node_is_the_consumer_and_the_requisite_ones_are_the_limit
     assert_eq!(spec.topology, nodes.iter().map(|n| node(n)).collect::<Vec<_>>());
 }
 
+#[test]
+fn what_nodes_can_attach_may_stand_beside_their_names() {
+    let mut here = topology("a");
+    here.segments.insert("union.csi.union.io/nvme-tcp".to_owned(), "true".to_owned());
+    here.segments.insert("union.csi.union.io/nfs".to_owned(), "true".to_owned());
+    let requirement = TopologyRequirement { requisite: vec![here], preferred: Vec::new() };
+    let spec = made(&CreateVolumeRequest { accessibility_requirements: Some(requirement), ..request() });
+    assert_eq!(spec.topology, [node("a")]);
+}
+
 #[rstest]
 #[case::no_segment(&[])]
+#[case::no_name(&[("union.csi.union.io/nfs", "true")])]
 #[case::foreign(&[("topology.kubernetes.io/zone", "z")])]
 #[case::one_too_many(&[(TOPOLOGY_KEY, "a"), ("zone", "z")])]
 #[case::no_node(&[(TOPOLOGY_KEY, "Not A Node")])]

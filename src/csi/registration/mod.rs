@@ -8,6 +8,11 @@
 //! anew, with a growing pause. One that was removed, alone or with its directory, is made anew too. A kubelet that
 //! restarts finds it where it is.
 //!
+//! The kubelet learns what the node can attach with NodeGetInfo, and labels the Node by it, when it takes the driver up. So when
+//! the node can attach by one more transport than before (a module was loaded), the socket is made anew, too. What it can
+//! attach no more stays in the labels, which the kubelet never takes away: whoever places by them is refused when the
+//! volume is attached, with the reason.
+//!
 //! **The socket's file stays when the agent ends**, unlike the sidecar's. The kubelet takes its removal for the removal
 //! of the driver, and drops the driver from the CSINode: during a rolling update no pod could be provided for, and the
 //! scheduler would know nothing of the driver's limits. As it is, a mount that is asked for in that gap is refused by the
@@ -32,6 +37,8 @@ use super::DRIVER;
 use super::proto::GetPluginInfoRequest;
 use super::proto::identity_client::IdentityClient;
 use super::socket::{BindError, Purpose, Socket, bind};
+use crate::domain::reach::Transport;
+use crate::node::transport::Carried;
 use proto::registration_server::RegistrationServer;
 use service::RegistrationService;
 
@@ -105,20 +112,22 @@ struct Timing {
 const TIMING: Timing =
     Timing { look: Duration::from_secs(5), pause: Duration::from_secs(1), longest: Duration::from_secs(120) };
 
-/// Registers the driver and keeps it registered until `shutdown`. What happens is told to `state`; [`watch::channel`] makes
+/// Registers the driver and keeps it registered until `shutdown`; `carried`: what NodeGetInfo tells of. What happens is told to `state`; [`watch::channel`] makes
 /// one, with [`RegistrationState::default`].
 pub async fn serve(
     settings: RegistrationSettings,
     state: watch::Sender<RegistrationState>,
+    carried: watch::Receiver<Carried>,
     shutdown: CancellationToken,
 ) {
-    serve_with(TIMING, settings, state, shutdown).await;
+    serve_with(TIMING, settings, state, carried, shutdown).await;
 }
 
 async fn serve_with(
     timing: Timing,
     settings: RegistrationSettings,
     state: watch::Sender<RegistrationState>,
+    mut carried: watch::Receiver<Carried>,
     shutdown: CancellationToken,
 ) {
     if shutdown.run_until_cancelled(await_csi(&settings.csi_socket)).await.is_none() {
@@ -127,7 +136,7 @@ async fn serve_with(
     let mut pause = Pause::new(timing);
     while !shutdown.is_cancelled() {
         let ended = match bind(Purpose::Registration, &settings.socket()) {
-            Ok(socket) => offer(&settings, socket, &state, &mut pause, &shutdown).await,
+            Ok(socket) => offer(&settings, socket, &state, &mut carried, &mut pause, &shutdown).await,
             Err(error) => Ended::Failed(unavailable(&settings, &error)),
         };
         match ended {
@@ -136,6 +145,9 @@ async fn serve_with(
                 let path = settings.socket();
                 tracing::info!(path = %path.display(), "the registration socket was removed and is made anew");
             }
+            Ended::Outdated => tracing::info!(
+                "the node can attach by one more transport: the kubelet is told by a registration socket made anew"
+            ),
             // The kubelet's refusal was told when it came, and its pause is over.
             Ended::Refused => {}
             Ended::Failed(reason) => {
@@ -154,6 +166,8 @@ enum Ended {
     Told,
     /// Somebody removed or replaced the socket.
     Vanished,
+    /// The node can attach by more than the kubelet was told.
+    Outdated,
     /// The kubelet refused, and has had its time to ask again by itself.
     Refused,
     /// It could not be served.
@@ -165,12 +179,15 @@ async fn offer(
     settings: &RegistrationSettings,
     mut socket: Socket,
     state: &watch::Sender<RegistrationState>,
+    carried: &mut watch::Receiver<Carried>,
     pause: &mut Pause,
     shutdown: &CancellationToken,
 ) -> Ended {
     let Some(listener) = socket.listener() else {
         return Ended::Failed("the registration socket has no listener".to_owned());
     };
+    // What is asked for from now on is at least this.
+    let told = carried.borrow_and_update().attachable();
     state.send_replace(RegistrationState::Offered);
     let service = RegistrationService::new(settings.csi_socket.clone(), state.clone());
     let (connected, connections) = mpsc::channel(relay::WAITING);
@@ -185,11 +202,21 @@ async fn offer(
         // Never ends by itself: the server goes on with its connections until it is done.
         () = relay::accept(listener, connected) => Ended::Failed("its listener ended".to_owned()),
         ended = supervise(settings, &socket, state.subscribe(), pause) => ended,
+        () = outdated(carried, &told) => Ended::Outdated,
     };
     if matches!(ended, Ended::Told) {
         socket.leave();
     }
     ended
+}
+
+/// Returns when the node can attach by a transport that is not among those that were told.
+async fn outdated(carried: &mut watch::Receiver<Carried>, told: &[Transport]) {
+    let more = |now: &Carried| now.attachable().iter().any(|transport| !told.contains(transport));
+    if carried.wait_for(more).await.is_err() {
+        // Nobody looks any more: the agent ends.
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Looks after a socket that is served.

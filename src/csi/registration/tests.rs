@@ -11,6 +11,8 @@ use crate::csi::proto::NodeGetInfoRequest;
 use crate::csi::proto::node_client::NodeClient;
 use crate::csi::tests::fixture::{Cluster, FakeVolumes, NODE, settings as csi_settings};
 use crate::csi::{IdentityService, NodeService, Services};
+use crate::domain::reach::{Ability, TransportReport};
+use crate::node::transport::Transports;
 
 const QUICK: Timing = Timing {
     look: Duration::from_millis(20),
@@ -26,6 +28,7 @@ struct Rig {
     cluster: Cluster,
     settings: RegistrationSettings,
     state: watch::Receiver<RegistrationState>,
+    transports: Transports,
     stop: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
 }
@@ -45,7 +48,8 @@ impl Rig {
         std::fs::create_dir_all(kubelet_dir.join("plugins_registry")).unwrap();
         let settings = RegistrationSettings { kubelet_dir, csi_socket: cluster.dir.path().join("csi.sock") };
         let state = watch::channel(RegistrationState::default()).1;
-        Self { cluster, settings, state, stop: CancellationToken::new(), tasks: Vec::new() }
+        let transports = Transports::none();
+        Self { cluster, settings, state, transports, stop: CancellationToken::new(), tasks: Vec::new() }
     }
 
     fn serve_csi(&mut self) {
@@ -56,13 +60,7 @@ impl Rig {
         let services = Services {
             identity: IdentityService::new(Arc::new(crate::store::Asked(store.clone())), None),
             controller: None,
-            node: Some(NodeService::new(
-                volumes,
-                store,
-                about,
-                crate::node::transport::Transports::none().watch(),
-                tasks.clone(),
-            )),
+            node: Some(NodeService::new(volumes, store, about, self.transports.watch(), tasks.clone())),
             counters: Arc::new(CsiCounters::default()),
             tasks,
         };
@@ -81,7 +79,8 @@ impl Rig {
     fn register_with(&mut self, timing: Timing) -> JoinHandle<()> {
         let (tell, state) = watch::channel(RegistrationState::default());
         self.state = state;
-        tokio::spawn(serve_with(timing, self.settings.clone(), tell, self.stop.clone()))
+        let carried = self.transports.watch();
+        tokio::spawn(serve_with(timing, self.settings.clone(), tell, carried, self.stop.clone()))
     }
 
     async fn served() -> (Self, JoinHandle<()>) {
@@ -190,6 +189,40 @@ async fn a_socket_that_is_removed_with_its_directory_is_made_anew() {
     std::fs::create_dir(rig.settings.registry()).unwrap();
     rig.reaches(|state| *state == RegistrationState::Offered).await;
     assert!(rig.file().is_some());
+}
+
+#[tokio::test]
+async fn a_node_that_can_attach_by_more_is_registered_anew_with_it_and_one_that_can_by_less_is_left() {
+    let (mut rig, _registration) = Rig::served().await;
+    rig.kubelet().await.notify_registration_status(TAKEN).await.unwrap();
+    rig.reaches(|state| *state == RegistrationState::Registered).await;
+    let carries = |transports: &[Transport]| {
+        let able = || Ability { able: true, reason: String::new() };
+        let report = |transport: &Transport| TransportReport {
+            transport: *transport,
+            owner: able(),
+            consumer: able(),
+            authentication: able(),
+            identity: None,
+        };
+        Carried { transports: transports.iter().map(report).collect(), network: None }
+    };
+    rig.transports.install(carries(&[Transport::Nfs]), std::collections::BTreeMap::new());
+    rig.reaches(|state| *state == RegistrationState::Offered).await;
+    assert!(rig.file().is_some());
+    let mut kubelet = rig.kubelet().await;
+    let info = kubelet.get_info(InfoRequest {}).await.unwrap().into_inner();
+    let mut csi = NodeClient::new(connect(Path::new(&info.endpoint)).await.unwrap());
+    let node = csi.node_get_info(NodeGetInfoRequest {}).await.unwrap().into_inner();
+    let segments = node.accessible_topology.unwrap().segments;
+    assert_eq!(segments.get("union.csi.union.io/nfs").map(String::as_str), Some("true"));
+    assert!(!segments.contains_key("union.csi.union.io/nvme-tcp"), "what it cannot is not told as false");
+    kubelet.notify_registration_status(TAKEN).await.unwrap();
+    rig.reaches(|state| *state == RegistrationState::Registered).await;
+    let before = rig.file();
+    rig.transports.install(Carried::default(), std::collections::BTreeMap::new());
+    tokio::time::sleep(4 * QUICK.pause).await;
+    assert_eq!((rig.file(), rig.state.borrow().clone()), (before, RegistrationState::Registered));
 }
 
 #[tokio::test]

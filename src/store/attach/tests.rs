@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::domain::reach::NodeReach;
 use crate::domain::volume::AccessMode;
 
 fn volume(attached: &[(&str, AccessMode)]) -> VolumeSplit {
@@ -93,4 +94,73 @@ fn a_volume_that_is_attached_as_wanted_is_left_as_it_is_whoever_asked() {
     assert_eq!(attach(&split, &wanted), Ok(None));
     wanted.read_only = true;
     assert!(matches!(attach(&split, &wanted), Err(AttachRefused::Differently { .. })));
+}
+
+/// The same with branches of these formats on these nodes.
+fn lying(branches: &[(&str, &str)], modes: &[&str], attached: &[(&str, AccessMode)]) -> VolumeSplit {
+    let mut split = volume(attached);
+    let branches: Vec<_> = (0..)
+        .zip(branches)
+        .map(|(index, (node, format))| {
+            json!({"index": index, "node": node, "pool": "p", "size": 1, "usable": 1, "format": format})
+        })
+        .collect();
+    split.spec.branches = serde_json::from_value(json!(branches)).unwrap();
+    split.spec.access_modes = serde_json::from_value(json!(modes)).unwrap();
+    split
+}
+
+fn able() -> Network {
+    Network::able(["a", "b", "c"].map(|name| name.parse().unwrap()))
+}
+
+#[test]
+fn a_node_that_reaches_all_branches_may_have_the_volume_and_another_is_told_what_it_lacks() {
+    let split = lying(&[("a", "image"), ("b", "directory")], &["SingleNodeWriter"], &[]);
+    let wanted = to("c", AccessMode::SingleNodeWriter);
+    let on = |network: &Network| attached(&split, &wanted, VolumeMode::Filesystem, network);
+    assert!(on(&able()).unwrap().is_some());
+    let mut without = able();
+    without.put(NodeReach::silent("c".parse().unwrap()));
+    let error = on(&without).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "volume pvc-1, which lies on a, b, cannot be used on node c: node c cannot attach branches of other nodes by \
+         nvme-tcp: its agent tells of no such transport"
+    );
+    assert!(matches!(on(&Network::default()), Err(AttachRefused::Unreachable { .. })));
+}
+
+#[test]
+fn a_volume_of_a_local_class_is_used_where_it_lies_only() {
+    let mut split = lying(&[("a", "image")], &["SingleNodeWriter"], &[]);
+    split.spec.parameters.insert("placement".to_owned(), "local".to_owned());
+    let on = |node: &str| {
+        attached(&split, &to(node, AccessMode::SingleNodeWriter), VolumeMode::Filesystem, &able())
+    };
+    assert!(on("a").unwrap().is_some());
+    assert!(on("b").unwrap_err().to_string().contains("placement local"));
+}
+
+#[test]
+fn a_second_node_is_refused_where_the_branches_serve_one() {
+    use AccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
+    let modes = ["MultiNodeReaderOnly", "MultiNodeMultiWriter"];
+    let second = |branches: &[(&str, &str)], mode| {
+        let split = lying(branches, &modes, &[("a", mode)]);
+        attached(&split, &to("b", mode), VolumeMode::Filesystem, &able())
+    };
+    let directories = [("a", "directory"), ("c", "directory")];
+    assert!(second(&directories, MultiNodeReaderOnly).unwrap().is_some());
+    assert!(second(&directories[..1], MultiNodeMultiWriter).unwrap().is_some());
+    for (branches, mode, reason) in [
+        (&[("a", "image")][..], MultiNodeReaderOnly, "one node at a time"),
+        (&directories, MultiNodeMultiWriter, "could hide each other"),
+    ] {
+        let error = second(branches, mode).unwrap_err();
+        assert!(
+            matches!(error, AttachRefused::Undivided { .. }) && error.to_string().contains(reason),
+            "{error}"
+        );
+    }
 }

@@ -22,6 +22,7 @@ use union_csi::controllers::provisioner::Provisioner;
 use union_csi::controllers::splitter::Splitter;
 use union_csi::domain::Bytes;
 use union_csi::domain::pool::PoolReport;
+use union_csi::domain::reach::{Network, StorageNetwork};
 use union_csi::store::kubernetes::KubernetesStore;
 use union_csi::store::object::{
     BranchPhase, Meta, StorageNode, StorageNodeSpec, StorageNodeStatus, VolumeSplit,
@@ -146,6 +147,20 @@ impl Bench {
             }
         };
         self.store.nodes().update_status(StorageNode { status, ..there }).await.expect("written");
+    }
+
+    /// These nodes' agents tell that they carry everything between each other.
+    pub async fn carry(&self, nodes: &[&str]) {
+        for short in nodes {
+            let name = self.node_name(short);
+            let mut node = self.store.nodes().get(&name).await.expect("an answer").expect("a node");
+            let able = Network::able([node.spec.node.clone()]);
+            let able = able.node(&node.spec.node).expect("it").clone();
+            node.status.transports = able.transports;
+            let network = StorageNetwork { addresses: able.addresses, ..StorageNetwork::default() };
+            node.status.network = Some(network);
+            self.store.nodes().update_status(node).await.expect("written");
+        }
     }
 
     /// The test's class; branches are directories, so that figures stay round.

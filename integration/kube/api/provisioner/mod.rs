@@ -82,6 +82,32 @@ async fn a_claim_that_is_too_large_is_told_why_and_binds_by_itself_when_a_pool_i
 }
 
 #[tokio::test]
+async fn a_claim_larger_than_any_node_binds_over_two_nodes_that_reach_each_other() {
+    let mut bench = Bench::with_class(6, json!({})).await;
+    bench.node("n2", &[("a", 6)]).await;
+    let name = bench.claim("data", "10Gi").await;
+    let told = bench.told("data", "ProvisioningFailed", "the largest volume that fits").await;
+    assert!(told.contains("nodes cannot reach each other's branches"), "{told}");
+    bench.carry(&["n1", "n2"]).await;
+    let volume = bench.bound("data").await;
+    let split = bench.split(&name).await.unwrap();
+    let mut owners: Vec<String> = split.spec.branches.iter().map(|b| b.node.to_string()).collect();
+    owners.sort();
+    assert_eq!(owners, [bench.node_name("n1"), bench.node_name("n2")]);
+    let spec = serde_json::to_value(volume.spec).unwrap();
+    assert_eq!(
+        spec["nodeAffinity"]["required"]["nodeSelectorTerms"],
+        json!([
+            {"matchExpressions": [{"key": TOPOLOGY_KEY, "operator": "In", "values": owners}]},
+            {"matchExpressions": [{"key": "union.csi.union.io/nfs", "operator": "In", "values": ["true"]}]},
+        ])
+    );
+    bench.told("data", "ProvisioningSucceeded", "2 branches on 2 nodes").await;
+    bench.delete_claim("data").await;
+    bench.gone(&name).await;
+}
+
+#[tokio::test]
 async fn a_wrong_parameter_is_named_once_and_nothing_is_made() {
     let bench = Bench::with_class(20, json!({"parameters": {"sploitQuantum": "1Gi"}})).await;
     let name = bench.claim("data", "5Gi").await;
