@@ -1,6 +1,7 @@
 //! Which nodes can reach which branches: the transports, what each node can carry by them, and the one answer to whether a
 //! branch on one node serves another.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -8,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::NodeName;
+use super::policy::{Authentication, Policy};
 use super::split::BranchFormat;
 
 /// A way to reach a branch.
@@ -140,6 +142,31 @@ impl NodeReach {
         Attaches { nvme: self.consumes(Transport::NvmeTcp), nfs: self.consumes(Transport::Nfs) }
     }
 
+    /// What it can carry for volumes of such a class: where that requires authentication, only by what it can authenticate with.
+    #[must_use]
+    pub fn under(&self, policy: &Policy) -> Cow<'_, Self> {
+        let lacks = |report: &TransportReport| !report.authentication.able;
+        if policy.authentication != Authentication::Required || !self.transports.iter().any(lacks) {
+            return Cow::Borrowed(self);
+        }
+        let mut reach = self.clone();
+        for report in reach.transports.iter_mut().filter(|report| lacks(report)) {
+            let why = match report.authentication.reason.as_str() {
+                "" => String::new(),
+                reason => format!(": {reason}"),
+            };
+            let reason = format!("the class requires authentication, and it cannot prove who it is{why}");
+            let unable = |end: &mut Ability| {
+                if end.able {
+                    *end = Ability { able: false, reason: reason.clone() };
+                }
+            };
+            unable(&mut report.owner);
+            unable(&mut report.consumer);
+        }
+        Cow::Owned(reach)
+    }
+
     fn report(&self, transport: Transport) -> Option<&TransportReport> {
         self.transports.iter().find(|report| report.transport == transport)
     }
@@ -231,6 +258,17 @@ impl Network {
             node,
             transports: vec![report(Transport::NvmeTcp), report(Transport::Nfs)],
         }))
+    }
+
+    /// What the nodes can carry for volumes of such a class: see [`NodeReach::under`].
+    #[must_use]
+    pub fn under(&self, policy: &Policy) -> Cow<'_, Self> {
+        match policy.authentication {
+            Authentication::WhenPossible => Cow::Borrowed(self),
+            Authentication::Required => {
+                Cow::Owned(Self::new(self.nodes.values().map(|node| node.under(policy).into_owned())))
+            }
+        }
     }
 
     /// Takes what a node can carry now, in place of what was known of it.
@@ -392,6 +430,27 @@ mod tests {
         let (a, b) = (node("a", true, false), node("b", false, true));
         assert_eq!(reachable(&a, &b, BranchFormat::Image), Ok(Transport::NvmeTcp));
         assert_eq!(reachable(&a, &b, BranchFormat::Directory), Ok(Transport::Nfs));
+    }
+
+    #[test]
+    fn where_a_class_requires_authentication_only_nodes_that_can_count() {
+        let (able, mut keyed) = (node("a", true, true), node("k", true, true));
+        for report in keyed.transports.iter_mut().filter(|r| r.transport == Transport::NvmeTcp) {
+            report.authentication.able = true;
+        }
+        let required = Policy { authentication: Authentication::Required, ..Policy::default() };
+        let network = Network::new([able.clone(), keyed.clone()]);
+        assert_eq!(network.under(&Policy::default()), Cow::Borrowed(&network));
+        let under = network.under(&required);
+        let of = |name: &str| under.node(&name.parse().unwrap()).unwrap().clone();
+        let (a, k) = (of("a"), of("k"));
+        assert_eq!(reachable(&k, &k, BranchFormat::Image), Ok(Transport::Local));
+        assert!(k.owns(Transport::NvmeTcp) && !k.owns(Transport::Nfs), "NFS knows none");
+        for (owner, consumer) in [(&a, &k), (&k, &a)] {
+            let told = reachable(owner, consumer, BranchFormat::Image).unwrap_err().to_string();
+            assert!(told.contains("node a cannot") && told.contains("requires authentication"), "{told}");
+            assert!(told.ends_with("no module nvmet_tcp"), "and what it lacks: {told}");
+        }
     }
 
     #[test]

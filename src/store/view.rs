@@ -1,10 +1,11 @@
 //! What the objects in the store say, alone and together; pure functions on them.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condition};
-use crate::domain::policy::{Placement, Policy};
+use crate::domain::policy::{Authentication, Placement, Policy};
 use crate::domain::pool::{PoolReport, PoolView, allocatable};
 use crate::domain::reach::{Network, NodeReach, Transport, Unreachable, reachable};
 use crate::domain::split::{BranchFormat, PlannedBranch, Sharing};
@@ -123,6 +124,7 @@ pub fn owners(split: &VolumeSplit) -> BTreeSet<&NodeName> {
 /// serves any number of pods; else the second pod could be sent to where it cannot start.
 #[must_use]
 pub fn accessible(split: &VolumeSplit, network: &Network) -> Accessible {
+    let network = &*under_its_class(split, network);
     let owners = owners(split);
     let at_home = owners.len() == 1 && (is_local(split) || confined(split));
     let serves = |node: &&NodeName| at_home || reaches(split, node, network).is_ok();
@@ -141,6 +143,7 @@ pub fn accessible(split: &VolumeSplit, network: &Network) -> Accessible {
 /// # Errors
 /// The first branch that it does not reach: why.
 pub fn reaches(split: &VolumeSplit, node: &NodeName, network: &Network) -> Result<(), Unreachable> {
+    let network = under_its_class(split, network);
     let known =
         |name: &NodeName| network.node(name).cloned().unwrap_or_else(|| NodeReach::silent(name.clone()));
     let consumer = known(node);
@@ -149,6 +152,18 @@ pub fn reaches(split: &VolumeSplit, node: &NodeName, network: &Network) -> Resul
         .branches
         .iter()
         .try_for_each(|branch| reachable(&known(&branch.node), &consumer, branch.format).map(|_| ()))
+}
+
+/// What the nodes can carry for this volume.
+fn under_its_class<'a>(split: &VolumeSplit, network: &'a Network) -> Cow<'a, Network> {
+    Policy::parse(&split.spec.parameters).map_or(Cow::Borrowed(network), |policy| network.under(&policy))
+}
+
+/// Whether nodes must prove to each other who they are before they use its branches over the network.
+#[must_use]
+pub fn requires_authentication(split: &VolumeSplit) -> bool {
+    let policy = Policy::parse(&split.spec.parameters);
+    policy.is_ok_and(|policy| policy.authentication == Authentication::Required)
 }
 
 /// Whether its class has `placement: local`: it is used where it lies only.

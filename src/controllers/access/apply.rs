@@ -10,19 +10,30 @@ use super::index::Seen;
 use super::keys::ensure_key;
 use crate::domain::NodeName;
 use crate::domain::access::{Access, LeaderDecision};
-use crate::store::{Store, StoreError};
+use crate::store::{Pair, Store, StoreError};
 
 /// How long a write is waited for: longer than a client waits for an answer, so that its reason is told.
 const LONGEST_WRITE: Duration = Duration::from_secs(60);
 
 /// An order was not written.
 #[derive(Debug, Snafu)]
+#[snafu(visibility(pub(super)))]
 pub(super) enum WriteError {
     /// The store did not do it.
     #[snafu(display("{source}"), context(false))]
     Store {
         /// Why.
         source: StoreError,
+    },
+    /// The volume's class asks for more than the nodes can prove.
+    #[snafu(display(
+        "{pair}: the volume's class requires authentication, and the nodes have no key: {reason}"
+    ))]
+    NoKey {
+        /// The nodes.
+        pair: Pair,
+        /// Why.
+        reason: String,
     },
     /// The store does not answer.
     #[snafu(display("the store did not answer within {} s", LONGEST_WRITE.as_secs()))]

@@ -3,11 +3,12 @@
 //! The key is made before the order is written, so that whoever acts on the order finds it: that a pair has a key is all that
 //! the owner and the consumer need to agree on.
 
-use crate::domain::NodeName;
+use super::apply::{NoKeySnafu, WriteError};
 use crate::domain::access::Access;
 use crate::domain::reach::Transport;
+use crate::domain::{BranchId, NodeName};
 use crate::store::object::{Branch, StorageNode};
-use crate::store::view::authenticates;
+use crate::store::view::{authenticates, requires_authentication};
 use crate::store::{Pair, Selector, Store, StoreError};
 
 /// Makes the owner of the branch and the node that the order gives it to a key, where both can use one.
@@ -16,40 +17,79 @@ use crate::store::{Pair, Selector, Store, StoreError};
 /// attached again after the owner knows one, because its kernel keeps it for the node, not for the branch.
 ///
 /// # Errors
-/// Those of the store. The order is not to be written then: nodes that can authenticate do so.
-pub(super) async fn ensure_key(store: &dyn Store, branch: &Branch, order: &Access) -> Result<(), StoreError> {
+/// Those of the store, and [`WriteError::NoKey`] where the volume's class requires a key and there is none. The order is not to
+/// be written then.
+pub(super) async fn ensure_key(store: &dyn Store, branch: &Branch, order: &Access) -> Result<(), WriteError> {
     let owner = &branch.spec.node;
     let Some(consumer) = order.consumer.as_ref().filter(|node| *node != owner) else { return Ok(()) };
-    if Transport::between_nodes(branch.spec.format) != Transport::NvmeTcp {
-        return Ok(());
-    }
     let pair = Pair { owner: owner.clone(), consumer: consumer.clone() };
-    let (lends, borrows) =
-        (store.nodes().get(owner.as_str()).await?, store.nodes().get(consumer.as_str()).await?);
-    let able = |node: &Option<StorageNode>| {
-        node.as_ref().is_some_and(|node| authenticates(node, Transport::NvmeTcp))
-    };
-    let Some(lends) = lends.filter(|node| authenticates(node, Transport::NvmeTcp)).filter(|_| able(&borrows))
-    else {
-        return Ok(());
-    };
-    if store.keys().get(&pair).await?.is_some() {
-        return Ok(());
+    let Err(lack) = keyed(store, branch, &pair).await? else { return Ok(()) };
+    let split = store.splits().get(branch.spec.volume.as_str()).await?;
+    if split.is_some_and(|split| requires_authentication(&split)) {
+        return NoKeySnafu { pair, reason: lack.to_string() }.fail();
     }
-    let others = store.branches().list(&Selector::Node(owner.clone())).await?;
-    if let Some(open) =
-        others.iter().find(|other| other.meta.name != branch.meta.name && is_open(other, consumer))
-    {
+    if let Lack::Open(open) = lack {
         tracing::warn!(
-            branch.id = %branch.spec.id, node.owner = %owner, node.consumer = %consumer, open = %open.spec.id,
+            branch.id = %branch.spec.id, node.owner = %owner, node.consumer = %consumer, open = %open,
             "the nodes can prove to each other who they are, and get a key when no branch is open between them without one"
         );
-        return Ok(());
-    }
-    if store.keys().ensure(&pair, &lends).await? {
-        tracing::info!(node.owner = %owner, node.consumer = %consumer, "two nodes share a key from now on");
     }
     Ok(())
+}
+
+/// Why two nodes have no key.
+enum Lack {
+    /// The transport knows none.
+    Transport,
+    /// This node cannot use one.
+    Node(NodeName),
+    /// A branch is open between them without.
+    Open(BranchId),
+    /// The store keeps none.
+    Store,
+}
+
+impl std::fmt::Display for Lack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Transport => {
+                f.write_str("directories go over NFS, which knows none: use branchFormat image")
+            }
+            Self::Node(node) => write!(f, "node {node} cannot use one, as its StorageNode tells"),
+            Self::Open(branch) => {
+                write!(f, "branch {branch} is open between them without one: detach its volume first")
+            }
+            Self::Store => f.write_str("this store keeps none"),
+        }
+    }
+}
+
+/// Sees to it that the pair has a key; where it has none, why.
+async fn keyed(store: &dyn Store, branch: &Branch, pair: &Pair) -> Result<Result<(), Lack>, StoreError> {
+    if Transport::between_nodes(branch.spec.format) != Transport::NvmeTcp {
+        return Ok(Err(Lack::Transport));
+    }
+    let nodes = store.nodes();
+    let able = |node: &StorageNode| authenticates(node, Transport::NvmeTcp);
+    let Some(owner) = nodes.get(pair.owner.as_str()).await?.filter(able) else {
+        return Ok(Err(Lack::Node(pair.owner.clone())));
+    };
+    if !nodes.get(pair.consumer.as_str()).await?.is_some_and(|node| able(&node)) {
+        return Ok(Err(Lack::Node(pair.consumer.clone())));
+    }
+    if store.keys().get(pair).await?.is_some() {
+        return Ok(Ok(()));
+    }
+    let others = store.branches().list(&Selector::Node(pair.owner.clone())).await?;
+    let mut others = others.into_iter().filter(|other| other.meta.name != branch.meta.name);
+    if let Some(open) = others.find(|other| is_open(other, &pair.consumer)) {
+        return Ok(Err(Lack::Open(open.spec.id)));
+    }
+    if !store.keys().ensure(pair, &owner).await? {
+        return Ok(Err(Lack::Store));
+    }
+    tracing::info!(node.owner = %pair.owner, node.consumer = %pair.consumer, "two nodes share a key from now on");
+    Ok(Ok(()))
 }
 
 /// Whether the branch is, or may still be, open to the node over NVMe.
@@ -166,6 +206,21 @@ mod tests {
         let first = store.keys.get(&pair).await.unwrap();
         store.keyed(&image("a"), "b").await;
         assert_eq!(store.keys.get(&pair).await.unwrap(), first, "one key for all branches between them");
+        let split: VolumeSplit = serde_json::from_value(serde_json::json!({
+            "meta": {"name": "v"}, "spec": {"volume": "v", "requestName": "v", "capacity": 1, "accessModes": [],
+                "parameters": {"authentication": "required"}}
+        }))
+        .unwrap();
+        store.splits().create(split).await.unwrap();
+        let refused = async |branch: &Branch, consumer: &str| {
+            let access = Access { consumer: Some(consumer.parse().unwrap()), epoch: Epoch(2) };
+            ensure_key(&store, branch, &access).await.err().map(|error| error.to_string())
+        };
+        assert_eq!(refused(&image("a"), "b").await, None);
+        assert_eq!(refused(&image("old"), "old").await, None, "at home there is nobody to be asked");
+        let said = refused(&image("a"), "old").await.unwrap();
+        assert!(said.contains("node old cannot use one") && said.contains("requires"), "{said}");
+        assert!(refused(&directory, "b").await.unwrap().contains("NFS"));
         let none = Access { consumer: None, epoch: Epoch(3) };
         ensure_key(&store, &image("old"), &none).await.unwrap();
     }

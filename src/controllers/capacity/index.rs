@@ -15,7 +15,7 @@ use super::decide::{Step, decide};
 use super::object::{Figures, Found, name};
 use crate::controllers::class::Class;
 use crate::controllers::splitter::{NodeRoom, is_silent};
-use crate::domain::policy::Policy;
+use crate::domain::policy::{Authentication, Policy};
 use crate::domain::pool::PoolView;
 use crate::domain::reach::{Attaches, Network, NodeReach, Transport};
 use crate::domain::split::{Offer, Reach, Request, Sharing, capacity_within};
@@ -49,6 +49,8 @@ pub(super) struct Index {
     nodes: BTreeMap<NodeName, NodeRoom>,
     /// What the nodes can carry between each other.
     network: Network,
+    /// The same for classes that require authentication.
+    authenticated: Network,
     /// What nodes that attach alike get from others, by class.
     offers: HashMap<(Arc<str>, Attaches), Offer>,
     /// A node that serves others is another than when the offers were made.
@@ -117,8 +119,14 @@ impl Index {
         now: Timestamp,
     ) -> Vec<String> {
         match room.as_ref().and_then(|room| room.reach.clone()) {
-            Some(reach) => self.network.put(reach),
-            None => self.network.remove(node),
+            Some(reach) => {
+                self.authenticated.put(reach.under(&authenticated()).into_owned());
+                self.network.put(reach);
+            }
+            None => {
+                self.authenticated.remove(node);
+                self.network.remove(node);
+            }
         }
         let serves = |room: &Option<NodeRoom>| room.as_ref().is_some_and(serves_others);
         let after = serves(&room);
@@ -152,8 +160,10 @@ impl Index {
     /// Computes anew what nodes get from others; the objects that this concerns are returned.
     pub(super) fn refresh_offers(&mut self, now: Timestamp) -> Vec<String> {
         self.stale = false;
-        let attaches = |room: &NodeRoom| room.reach.as_ref().map(NodeReach::attaches).unwrap_or_default();
-        let kinds: HashSet<Attaches> = self.nodes.values().map(attaches).collect();
+        let policies = [Policy::default(), authenticated()];
+        let kinds: HashSet<Attaches> = (self.nodes.keys())
+            .flat_map(|node| policies.each_ref().map(|policy| self.attaches(node, policy)))
+            .collect();
         self.offers.retain(|(_, kind), _| kinds.contains(kind));
         let mut changed = HashSet::new();
         let known: Vec<(Arc<str>, Attaches)> = self.offers.keys().cloned().collect();
@@ -165,12 +175,15 @@ impl Index {
                 changed.insert(key);
             }
         }
-        let concerned = |(node, room): (&NodeName, &NodeRoom)| {
-            let kind = attaches(room);
-            let classes = self.classes.keys().filter(|class| changed.contains(&((*class).clone(), kind)));
-            classes.map(|class| (class.clone(), node.clone())).collect::<Vec<_>>()
+        let concerned = |node: &NodeName| {
+            let usable =
+                self.classes.iter().filter_map(|(class, (_, usable))| Some((class, usable.as_ref()?)));
+            let classes = usable.filter(|(class, usable)| {
+                changed.contains(&((*class).clone(), self.attaches(node, &usable.policy)))
+            });
+            classes.map(|(class, _)| (class.clone(), node.clone())).collect::<Vec<_>>()
         };
-        let concerned: Vec<_> = self.nodes.iter().flat_map(concerned).collect();
+        let concerned: Vec<_> = self.nodes.keys().flat_map(concerned).collect();
         concerned.iter().map(|(class, node)| self.refresh(class, node, now)).collect()
     }
 
@@ -183,7 +196,20 @@ impl Index {
             .filter(|room| serves_others(room) && !is_silent(room.heartbeat, now))
             .flat_map(|room| &room.pools);
         Offer::counts(attaches, policy)
-            .then(|| Offer::new(attaches, VolumeMode::Filesystem, policy, pools, &self.network))
+            .then(|| Offer::new(attaches, VolumeMode::Filesystem, policy, pools, self.network(policy)))
+    }
+
+    /// What the nodes can carry between each other for such a class.
+    fn network(&self, policy: &Policy) -> &Network {
+        match policy.authentication {
+            Authentication::WhenPossible => &self.network,
+            Authentication::Required => &self.authenticated,
+        }
+    }
+
+    /// By what a node can attach branches of others for such a class.
+    fn attaches(&self, node: &NodeName, policy: &Policy) -> Attaches {
+        self.network(policy).node(node).map(NodeReach::attaches).unwrap_or_default()
     }
 
     /// When the node published last.
@@ -229,7 +255,7 @@ impl Index {
         if node.as_str().len() > MAX_LABEL || !(usable.nodes.is_empty() || usable.nodes.contains(node)) {
             return None;
         }
-        let attaches = room.reach.as_ref().map(NodeReach::attaches).unwrap_or_default();
+        let attaches = self.attaches(node, &usable.policy);
         let from_others = Offer::counts(attaches, &usable.policy);
         if room.pools.is_empty() && !from_others {
             return None;
@@ -240,7 +266,7 @@ impl Index {
         }
         // A class says nothing of block volumes; files need a filesystem, so this is what either has at least.
         if !from_others {
-            return Some(alone(node, &usable.policy, &room.pools, &self.network));
+            return Some(alone(node, &usable.policy, &room.pools, self.network(&usable.policy)));
         }
         let key = (class.clone(), attaches);
         if !self.offers.contains_key(&key) {
@@ -248,8 +274,15 @@ impl Index {
             self.offers.insert(key.clone(), offer);
         }
         let (usable, room) = (self.classes.get(class)?.1.as_ref()?, self.nodes.get(node)?);
-        Some(self.offers.get(&key)?.on(node, &usable.policy, &room.pools, &self.network).into())
+        Some(
+            self.offers.get(&key)?.on(node, &usable.policy, &room.pools, self.network(&usable.policy)).into(),
+        )
     }
+}
+
+/// A class that requires authentication.
+fn authenticated() -> Policy {
+    Policy { authentication: Authentication::Required, ..Policy::default() }
 }
 
 /// Whether others may get something of it.

@@ -200,7 +200,8 @@ pub fn plan_within<'a>(
     pools: impl IntoIterator<Item = &'a PoolView>,
     network: &'a Network,
 ) -> Result<Plan, Infeasible> {
-    Within::new(&Real, request, policy, pools.into_iter().collect(), network).plan()
+    let network = network.under(policy);
+    Within::new(&Real, request, policy, pools.into_iter().collect(), &network).plan()
 }
 
 /// What there is for volumes like `request`, whatever its size, as [`plan_within`] plans them.
@@ -211,7 +212,8 @@ pub fn capacity_within<'a>(
     pools: impl IntoIterator<Item = &'a PoolView>,
     network: &'a Network,
 ) -> Capacity {
-    Within::new(&Real, request, policy, pools.into_iter().collect(), network).capacity()
+    let network = network.under(policy);
+    Within::new(&Real, request, policy, pools.into_iter().collect(), &network).capacity()
 }
 
 /// Usable bytes of the largest volume that [`plan`] would accept in place of `request.size`; zero where there is none.

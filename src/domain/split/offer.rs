@@ -30,7 +30,7 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// What nodes that attach so get from `pools`.
+    /// What nodes that attach so get from `pools`; `network` is as it is under the policy ([`Network::under`]).
     #[must_use]
     pub fn new<'a>(
         attaches: Attaches,
@@ -54,7 +54,7 @@ impl Offer {
         self.everywhere
     }
 
-    /// What there is for volumes that are used on `node`, whose own pools are `own`.
+    /// What there is for volumes that are used on `node`, whose own pools are `own`; `network` as before.
     #[must_use]
     pub fn on(&self, node: &NodeName, policy: &Policy, own: &[PoolView], network: &Network) -> Capacity {
         self.on_with(&Real, node, policy, own, network)
