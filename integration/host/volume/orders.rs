@@ -104,7 +104,8 @@ impl Executing {
         let node: union_csi::domain::NodeName = "node-a".parse().expect("a node");
         // For figures only: branches are found by the rig's own.
         let pools = Pools::new(Host::new(), node.clone(), Vec::new(), rig.state.clone());
-        let exporting = Exporting { transports, uses: Arc::new(rig.volumes.clone()) };
+        let keys = union_csi::node::keys::KeyFiles::new(&Host::new(), &rig.state);
+        let exporting = Exporting { transports, uses: Arc::new(rig.volumes.clone()), keys };
         let executor =
             Arc::new(Executor::new(store, node, facts, Arc::new(pools), rig.branches.clone(), exporting));
         let shutdown = CancellationToken::new();

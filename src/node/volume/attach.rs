@@ -156,7 +156,8 @@ impl Core {
         }
         let id = ExportId { branch: spec.id.clone(), generation: remote.generation };
         let endpoint = Endpoint { address: remote.address, name: remote.name.clone() };
-        let attached = consumer.attach(&id, &endpoint, None, Patience::Wait).map_err(failed)?;
+        let key = self.key(spec, remote.transport)?;
+        let attached = consumer.attach(&id, &endpoint, key.as_ref(), Patience::Wait).map_err(failed)?;
         let absent = || failed(TransportError::Absent { branch: spec.id.clone(), what: "attached" });
         let place = attached.at.ok_or_else(absent)?;
         let is_image = spec.format == BranchFormat::Image;

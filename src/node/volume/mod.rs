@@ -22,6 +22,7 @@ mod diagnose;
 mod end_use;
 mod error;
 mod flags;
+mod keys;
 mod links;
 mod look;
 mod parallel;
@@ -59,6 +60,7 @@ use self::waiting::{BranchNews, GRANT_BOUND};
 use crate::domain::{NodeName, VolumeId};
 use crate::node::access::LocalUse;
 use crate::node::branch::Branches;
+use crate::node::keys::KeyFiles;
 use crate::node::transport::Transports;
 use crate::node::union::Unions;
 use crate::platform::fserror::FsErrors;
@@ -108,6 +110,7 @@ struct Core {
     branches: Arc<Branches>,
     unions: Arc<Unions>,
     transports: Arc<Transports>,
+    keys: KeyFiles,
     links: Links,
     state_dir: PathBuf,
     records: Records,
@@ -140,6 +143,7 @@ impl Volumes {
         let boot_id = host.boot_id()?;
         let errors = host.fs_errors();
         let core = Core {
+            keys: KeyFiles::new(&host, &settings.state_dir),
             errors,
             places: Places::new(host.clone(), settings.allowed_targets),
             state_dir: settings.state_dir,
@@ -174,6 +178,7 @@ impl Volumes {
         let deadline = tokio::time::Instant::now() + GRANT_BOUND;
         let mut news: Option<BranchNews> = None;
         loop {
+            self.take_keys(&split, &branches).await?;
             let (request, split, seen) = (request.clone(), split.clone(), branches.clone());
             let outcome = self.run(volume, move |core, slot| core.stage(slot, &request, &split, &seen)).await;
             let Err(VolumeError::NotYet { .. }) = &outcome else { return outcome };

@@ -10,6 +10,7 @@ use crate::domain::access::{
 };
 use crate::domain::{BranchId, NodeName};
 use crate::node::branch::BranchError;
+use crate::node::keys::KeyError;
 use crate::node::transport::TransportError;
 use crate::platform::HostError;
 use crate::store::object::{Branch, BranchSpec};
@@ -62,6 +63,14 @@ pub(super) enum AttachError {
         node: NodeName,
         /// Why.
         source: TransportError,
+    },
+    /// What both nodes prove to each other cannot be used.
+    #[snafu(display("branch {branch}: {source}"))]
+    Key {
+        /// The branch.
+        branch: BranchId,
+        /// Why; it names both nodes.
+        source: KeyError,
     },
     /// What was attached cannot be mounted as it is. Nothing was changed, and it was detached again.
     #[snafu(display("branch {branch} of node {node} is not mounted: {reason}"))]
