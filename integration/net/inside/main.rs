@@ -9,6 +9,7 @@ mod agent;
 mod csi;
 mod load;
 mod nfs;
+mod owner;
 #[path = "../protocol.rs"]
 mod protocol;
 mod survey;
@@ -27,6 +28,7 @@ const AREAS: &[(&str, Area)] = &[
     ("csi", csi::run),
     ("load", load::run),
     ("nfs", nfs::run),
+    ("owner", owner::run),
     ("survey", survey::run),
     ("transport", transport::run),
     ("workload", workload::run),

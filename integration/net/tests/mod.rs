@@ -5,6 +5,7 @@ mod cluster_life;
 mod network;
 mod nfs;
 mod nvme;
+mod owner;
 mod survey;
 mod transport;
 mod write_through;
