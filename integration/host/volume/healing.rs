@@ -10,12 +10,8 @@ use std::time::Duration;
 use union_csi::node::volume::PublishRequest;
 use union_csi::platform::Host;
 
-use super::rig::{DIRECTORY, IMAGE, Rig, Vol, eventually, signal, until};
+use super::rig::{DIRECTORY, IMAGE, Rig, Vol, errno, eventually, signal, until};
 use crate::support::run;
-
-fn errno(result: std::io::Result<impl Sized>) -> Option<i32> {
-    result.err().and_then(|e| e.raw_os_error())
-}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn volume_whose_mergerfs_is_killed_under_a_writer_heals_everywhere() {

@@ -11,25 +11,28 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
+use union_csi::domain::access::{Access as AccessOrder, Epoch, ExportReport};
 use union_csi::domain::pool::Reserve;
+use union_csi::domain::reach::Transport;
 use union_csi::domain::split::{BranchFormat, PlannedBranch};
 use union_csi::domain::volume::{AccessMode, VolumeMode};
 use union_csi::domain::{BranchId, Bytes, VolumeId};
 use union_csi::node::branch::Branches;
 use union_csi::node::heal::Healer;
 use union_csi::node::pool::{PoolSettings, Pools};
-use union_csi::node::transport::Transports;
+use union_csi::node::transport::{ExportId, Generation};
 use union_csi::node::union::{MergerfsSettings, Unions};
 use union_csi::node::volume::{
     Access, PublishRequest, StageRequest, VolumeError, VolumeSettings, VolumeSnapshot, Volumes,
 };
 use union_csi::platform::Host;
-use union_csi::store::Store;
 use union_csi::store::local::LocalStore;
 use union_csi::store::object::{
     Branch, BranchPhase, BranchSpec, Meta, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus,
 };
+use union_csi::store::{Selector, Store};
 
+use super::fabric::Fabric;
 use crate::support::{Scratch, disk};
 
 /// Longer than anything takes on a busy machine; only a failure waits for it.
@@ -47,11 +50,19 @@ pub(super) struct Rig {
     pub(super) store: Arc<LocalStore>,
     pub(super) branches: Arc<Branches>,
     pub(super) unions: Arc<Unions>,
+    /// The branches of another node, `node-b`: those in pools whose names begin with `far`.
+    pub(super) far: Arc<Branches>,
+    pub(super) fabric: Arc<Fabric>,
     pub(super) mnt: PathBuf,
     pub(super) state: PathBuf,
     healer: Option<(CancellationToken, tokio::task::JoinHandle<()>)>,
     children: Vec<Child>,
     pub(super) scratch: Scratch,
+}
+
+/// Whether a pool lies on the other node.
+fn is_far(pool: &str) -> bool {
+    pool.starts_with("far")
 }
 
 /// Names of volumes are unique on the machine: tests run at the same time, and loop devices are known by them.
@@ -84,8 +95,15 @@ impl Rig {
         fs::create_dir(&state).expect("state");
         let store = Arc::new(LocalStore::open(&state.join("store.redb")).expect("a store"));
         let settings: Vec<_> = pools.iter().map(|(name, _, _)| pool(&scratch, name)).collect();
-        let (volumes, branches, unions) = agent(&Host::new(), &state, &mnt, settings, &store);
-        Self { volumes, store, branches, unions, mnt, state, healer: None, children: Vec::new(), scratch }
+        let fabric = Arc::new(Fabric::default());
+        let (far, near) = settings.into_iter().partition(|pool| is_far(pool.name.as_str()));
+        let (volumes, branches, unions) = agent(&Host::new(), &state, &mnt, near, &store, &fabric);
+        let away = scratch.join("state-b");
+        fs::create_dir(&away).expect("state of node-b");
+        let far = Arc::new(Pools::new(Host::new(), "node-b".parse().expect("a node"), far, away));
+        let far = Arc::new(Branches::new(Host::new(), far));
+        let (healer, children) = (None, Vec::new());
+        Self { volumes, store, branches, unions, far, fabric, mnt, state, healer, children, scratch }
     }
 
     /// The agent ends and another one takes its place, on the machine as `host` lets it.
@@ -95,9 +113,11 @@ impl Rig {
             .expect("scratch")
             .filter_map(|e| e.expect("entry").file_name().into_string().ok())
             .filter_map(|n| n.strip_suffix(".disk").map(str::to_owned))
+            .filter(|name| !is_far(name))
             .map(|name| pool(&self.scratch, &name))
             .collect();
-        let (volumes, branches, unions) = agent(host, &self.state, &self.mnt, pools, &self.store);
+        let (volumes, branches, unions) =
+            agent(host, &self.state, &self.mnt, pools, &self.store, &self.fabric);
         (self.volumes, self.branches, self.unions) = (volumes, branches, unions);
     }
 
@@ -140,7 +160,7 @@ impl Rig {
                 id: id.branch(index),
                 volume: id.clone(),
                 index,
-                node: "node-a".parse().expect("a node"),
+                node: if is_far(pool) { "node-b" } else { "node-a" }.parse().expect("a node"),
                 pool: pool.parse().expect("a pool"),
                 size: Bytes::mib(*mib),
                 usable: Bytes::mib(*mib / 2),
@@ -153,7 +173,8 @@ impl Rig {
                 accept_unenforced: true,
                 access: None,
             };
-            let status = self.branches.ensure_present(&spec, false).expect("a branch");
+            let owner = if is_far(pool) { &self.far } else { &self.branches };
+            let status = owner.ensure_present(&spec, false).expect("a branch");
             assert_eq!(status.phase, BranchPhase::Bound);
             planned.push(PlannedBranch {
                 index,
@@ -198,6 +219,44 @@ impl Rig {
             mode: AccessMode::SingleNodeWriter,
             access,
             id,
+        }
+    }
+
+    /// The leader gives the branch to `consumer` by this order, and nobody has acted upon it yet.
+    pub(super) async fn give(&self, vol: &Vol, index: u32, consumer: Option<&str>, epoch: u64) {
+        let name = vol.branch(index);
+        let mut branch = self.store.branches().get(name.as_str()).await.expect("store").expect("a branch");
+        let consumer = consumer.map(|node| node.parse().expect("a node"));
+        branch.spec.access = Some(AccessOrder { consumer, epoch: Epoch(epoch) });
+        self.store.branches().update(branch).await.expect("an order");
+    }
+
+    /// The branch's node opens it to whom the order says, as this generation.
+    pub(super) async fn open(&self, vol: &Vol, index: u32, generation: u64) {
+        let name = vol.branch(index);
+        let mut branch = self.store.branches().get(name.as_str()).await.expect("store").expect("a branch");
+        let id = ExportId { branch: name.clone(), generation: Generation(generation) };
+        let place = self.scratch.join(branch.spec.pool.as_str()).join("branches").join(name.as_str());
+        let image = branch.spec.format == IMAGE;
+        self.fabric.export(&id, if image { place.join("disk.img") } else { place });
+        branch.status.export = Some(ExportReport {
+            generation: id.generation,
+            address: Some("127.0.0.1:4420".to_owned()),
+            name: Some(format!("{name}@{generation}")),
+            transport: Some(Transport::between_nodes(branch.spec.format)),
+            allowed: branch.spec.access.clone().unwrap_or_default(),
+            boot_id: "boot".to_owned(),
+        });
+        self.store.branches().update_status(branch).await.expect("a report");
+    }
+
+    /// Gives all branches of `node-b` to this node, and opens them.
+    pub(super) async fn grant(&self, vol: &Vol, epoch: u64, generation: u64) {
+        let selector = Selector::Volume(vol.id.clone());
+        let branches = self.store.branches().list(&selector).await.expect("store");
+        for branch in branches.iter().filter(|b| b.spec.node.as_str() == "node-b") {
+            self.give(vol, branch.spec.index, Some("node-a"), epoch).await;
+            self.open(vol, branch.spec.index, generation).await;
         }
     }
 
@@ -410,6 +469,7 @@ pub(super) fn agent(
     mnt: &Path,
     pools: Vec<PoolSettings>,
     store: &Arc<LocalStore>,
+    fabric: &Arc<Fabric>,
 ) -> (Volumes, Arc<Branches>, Arc<Unions>) {
     let node: union_csi::domain::NodeName = "node-a".parse().expect("a node");
     let pools = Arc::new(Pools::new(host.clone(), node.clone(), pools, state.to_owned()));
@@ -422,7 +482,7 @@ pub(super) fn agent(
     let unions = Arc::new(Unions::probe(host, &mergerfs, state));
     let settings = VolumeSettings { state_dir: state.to_owned(), allowed_targets: vec![mnt.to_owned()] };
     let store: Arc<dyn Store> = store.clone();
-    let transports = Arc::new(Transports::none());
+    let transports = fabric.transports();
     let volumes =
         Volumes::new(host.clone(), store, node, branches.clone(), unions.clone(), transports, settings)
             .expect("volumes");
@@ -461,6 +521,11 @@ pub(super) async fn until<T>(what: &str, mut done: impl AsyncFnMut() -> Option<T
         assert!(Instant::now() < deadline, "{what} did not come");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// The errno that something failed with.
+pub(super) fn errno(result: std::io::Result<impl Sized>) -> Option<i32> {
+    result.err().and_then(|e| e.raw_os_error())
 }
 
 /// Sends a signal to one process.

@@ -1,0 +1,312 @@
+//! Volumes with branches on another node, over a network that is a stand-in: see `fabric`. The real one is tested in virtual
+//! machines (`integration/net`).
+
+use std::fs;
+use std::time::Duration;
+
+use union_csi::domain::union::UnionKind;
+use union_csi::node::volume::VolumeError;
+use union_csi::platform::Host;
+use union_csi::store::Store;
+
+use super::rig::{DIRECTORY, IMAGE, Rig, Vol, errno, eventually, refused, until};
+use crate::support::run;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_with_one_branch_elsewhere_is_mounted_without_a_union() {
+    for fs_type in ["ext4", "xfs"] {
+        let rig = Rig::with(&[("far", "ext4", 400)]);
+        let vol = rig.volume_with(&[("far", 320, IMAGE)], &[("fsType", fs_type)]).await;
+        rig.grant(&vol, 1, 1).await;
+        rig.up(&vol).await;
+        fs::write(vol.target.join("file"), "x").expect("write");
+        let snapshot = rig.snapshot(&vol).await;
+        assert_eq!(snapshot.union, UnionKind::Bind);
+        assert!(!snapshot.health.abnormal, "{}", snapshot.health.message);
+        rig.volumes.stage(&vol.stage()).await.expect("again");
+        rig.down(&vol).await;
+        assert_eq!(rig.fabric.attached_now(), []);
+        assert_eq!(rig.fabric.forced(), [], "what answers is detached in order");
+        rig.assert_nothing_left();
+        rig.up(&vol).await;
+        assert_eq!(fs::read_to_string(vol.target.join("file")).expect("read"), "x");
+        rig.down(&vol).await;
+        rig.assert_nothing_left();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_over_two_nodes_is_joined_with_its_own_branches_first() {
+    let rig = Rig::new(&["a", "far", "far2"]);
+    let pieces = [("far", 48, IMAGE), ("a", 48, IMAGE), ("far2", 48, DIRECTORY), ("a", 48, DIRECTORY)];
+    let vol = rig.volume(&pieces).await;
+    rig.grant(&vol, 1, 1).await;
+    rig.up(&vol).await;
+    let snapshot = rig.snapshot(&vol).await;
+    assert_eq!(snapshot.union, UnionKind::Mergerfs);
+    let order: Vec<_> = snapshot.branches.iter().map(|b| b.id.clone()).collect();
+    assert_eq!(order, [1, 3, 0, 2].map(|index| vol.branch(index)));
+    assert!(
+        ["threads", "process-thread-count"]
+            .iter()
+            .any(|o| snapshot.options.get(*o).is_some_and(|v| v == "32")),
+        "{:?}",
+        snapshot.options
+    );
+    for n in 0..60 {
+        fs::write(vol.target.join(format!("file-{n}")), format!("{n}")).expect("write");
+    }
+    for index in 0..4 {
+        let held = fs::read_dir(rig.branch_mount(&vol, index).join("data")).expect("data").count();
+        assert!(held > 0, "branch {index} got no file");
+    }
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+    rig.up(&vol).await;
+    for n in 0..60 {
+        let content = fs::read_to_string(vol.target.join(format!("file-{n}"))).expect("read");
+        assert_eq!(content, format!("{n}"));
+    }
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_waits_until_its_branches_are_given_and_opened() {
+    let rig = Rig::new(&["a", "far"]);
+    let vol = rig.volume(&[("a", 24, IMAGE), ("far", 24, IMAGE)]).await;
+    // An own branch that another node has is waited for as well.
+    rig.give(&vol, 0, Some("node-b"), 1).await;
+    let staging = {
+        let (volumes, request) = (rig.volumes.clone(), vol.stage());
+        tokio::spawn(async move { volumes.stage(&request).await })
+    };
+    let volumes = rig.volumes.clone();
+    let pause = || tokio::time::sleep(Duration::from_millis(50));
+    pause().await;
+    rig.give(&vol, 1, Some("node-a"), 1).await;
+    pause().await;
+    rig.open(&vol, 1, 1).await;
+    pause().await;
+    assert!(!staging.is_finished(), "its own branch is not here to be used");
+    assert_eq!(rig.fabric.attached_now(), [], "nothing is done before all of it can be");
+    // Others are not kept waiting meanwhile.
+    let unstaged =
+        tokio::time::timeout(Duration::from_secs(20), volumes.unstage(&vol.id, &vol.staging)).await;
+    unstaged.expect("in time").expect("nothing is staged");
+    rig.give(&vol, 0, Some("node-a"), 2).await;
+    staging.await.expect("a task").expect("staged");
+    rig.volumes.unstage(&vol.id, &vol.staging).await.expect("unstage");
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_whose_branch_is_damaged_is_refused_with_the_way_out() {
+    let rig = Rig::with(&[("far", "ext4", 400)]);
+    for (fs_type, remedy) in [("ext4", "e2fsck"), ("xfs", "xfs_repair")] {
+        let vol = rig.volume_with(&[("far", 320, IMAGE)], &[("fsType", fs_type)]).await;
+        let image = rig.scratch.join("far/branches").join(vol.branch(0).as_str()).join("disk.img");
+        let image = image.to_str().expect("utf-8");
+        if fs_type == "ext4" {
+            run("debugfs", &["-w", "-R", "ssv state 2", image]);
+        } else {
+            run("xfs_db", &["-x", "-c", "sb 0", "-c", "write features_incompat 0x1b", image]);
+        }
+        rig.grant(&vol, 1, 1).await;
+        let error = refused(rig.volumes.stage(&vol.stage()).await);
+        assert!(matches!(error, VolumeError::Incomplete { .. }), "{error}");
+        assert!(error.to_string().contains(remedy), "{error}");
+        assert_eq!(rig.fabric.attached_now(), [], "its owner can repair it");
+        rig.assert_nothing_left();
+        let removed =
+            rig.store.branches().get(vol.branch(0).as_str()).await.expect("store").expect("a branch");
+        rig.far.ensure_absent(&removed.spec).expect("removed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_whose_branch_is_another_filesystem_is_refused() {
+    let rig = Rig::with(&[("far", "ext4", 400)]);
+    let vol = rig.volume(&[("far", 64, IMAGE)]).await;
+    let image = rig.scratch.join("far/branches").join(vol.branch(0).as_str()).join("disk.img");
+    run("tune2fs", &["-f", "-U", "12345678-1234-1234-1234-123456789abc", image.to_str().expect("utf-8")]);
+    rig.grant(&vol, 1, 1).await;
+    let error = refused(rig.volumes.stage(&vol.stage()).await).to_string();
+    assert!(error.contains("12345678-1234-1234-1234-123456789abc"), "{error}");
+    rig.assert_nothing_left();
+}
+
+/// Two branches elsewhere and one here, with files on each, and which file lies where.
+async fn spread(rig: &Rig, parameters: &[(&str, &str)]) -> (Vol, Vec<Vec<u32>>) {
+    let pieces = [("a", 320, IMAGE), ("far", 320, IMAGE), ("far2", 320, IMAGE)];
+    let vol = rig.volume_with(&pieces, parameters).await;
+    rig.grant(&vol, 1, 1).await;
+    rig.up(&vol).await;
+    for n in 0..60 {
+        fs::write(vol.target.join(format!("file-{n}")), format!("{n}")).expect("write");
+    }
+    let mut held = Vec::new();
+    for index in 0..3 {
+        let data = rig.branch_mount(&vol, index).join("data");
+        run("sync", &["-f", data.to_str().expect("utf-8")]);
+        held.push((0..60).filter(|n| data.join(format!("file-{n}")).exists()).collect());
+    }
+    (vol, held)
+}
+
+fn disks() -> [(&'static str, &'static str, u64); 3] {
+    [("a", "ext4", 400), ("far", "ext4", 400), ("far2", "ext4", 400)]
+}
+
+fn complete(vol: &Vol) -> Option<()> {
+    (0..60)
+        .all(|n| fs::read_to_string(vol.target.join(format!("file-{n}"))).ok() == Some(n.to_string()))
+        .then_some(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_waits_for_a_branch_whose_node_is_away_and_says_so() {
+    let mut rig = Rig::with(&disks());
+    let (vol, _) = spread(&rig, &[("branchTimeout", "300s")]).await;
+    let pid = rig.pid(&vol).await;
+    rig.heal();
+    rig.fabric.set_away(true);
+    until("the reason", async || {
+        let stats = rig.volumes.stats(&vol.id, &vol.target).await.expect("stats");
+        (stats.health.abnormal && stats.health.message.contains("node node-b")).then_some(())
+    })
+    .await;
+    let snapshot = rig.snapshot(&vol).await;
+    assert_eq!(snapshot.pid, Some(pid), "nothing is taken down");
+    assert_eq!(complete(&vol), Some(()));
+    let busy = rig.volumes.unpublish(&vol.id, &vol.target).await;
+    busy.expect("unpublish");
+    let refused = refused(rig.volumes.unstage(&vol.id, &vol.staging).await).to_string();
+    assert!(refused.contains("node-b") && refused.contains("300 s"), "{refused}");
+    rig.fabric.set_away(false);
+    until("its health", async || (!rig.snapshot(&vol).await.health.abnormal).then_some(())).await;
+    assert_eq!(rig.snapshot(&vol).await.heals, 0);
+    assert_eq!(rig.fabric.forced(), []);
+    rig.stop_healing().await;
+    rig.volumes.unstage(&vol.id, &vol.staging).await.expect("unstage");
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_that_loses_a_branch_elsewhere_goes_as_a_whole_and_returns_with_the_new_generation() {
+    let mut rig = Rig::with(&disks());
+    let (vol, held) = spread(&rig, &[("onBranchLoss", "fail")]).await;
+    let container = rig.container("exec sleep 600");
+    let inside = container.path(&vol.target);
+    rig.heal();
+    let lost = format!("file-{}", held[1][0]);
+    // Taken from this node, and opened to it again only later.
+    rig.give(&vol, 1, None, 2).await;
+    let gone = || (errno(fs::metadata(vol.target.join(&lost))) == Some(libc::ENOTCONN)).then_some(());
+    eventually("the union's end", gone).await;
+    let forced = || rig.fabric.forced().into_iter().next();
+    assert_eq!(eventually("the end of the attachment", forced).await.branch, vol.branch(1));
+    assert_eq!(errno(fs::write(vol.target.join(&lost), "anew")), Some(libc::ENOTCONN), "it stays down");
+    until("the reason", async || rig.snapshot(&vol).await.health.message.contains("nobody").then_some(()))
+        .await;
+    rig.give(&vol, 1, Some("node-a"), 3).await;
+    rig.open(&vol, 1, 2).await;
+    eventually("its return", || complete(&vol)).await;
+    eventually("the container", || fs::read_to_string(inside.join(&lost)).ok()).await;
+    assert!(rig.fabric.attached_now().iter().any(|id| id.branch == vol.branch(1) && id.generation.0 == 2));
+    rig.stop_healing().await;
+    rig.end_containers();
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_that_may_serve_the_rest_does_so_while_a_node_is_away() {
+    for (policy, writable) in [("servePartial", true), ("readOnly", false)] {
+        let mut rig = Rig::with(&disks());
+        let (vol, held) = spread(&rig, &[("onBranchLoss", policy), ("branchTimeout", "1s")]).await;
+        rig.heal();
+        rig.fabric.set_away(true);
+        let (here, away) = (format!("file-{}", held[0][0]), format!("file-{}", held[1][0]));
+        let partial = || {
+            let lost = errno(fs::metadata(vol.target.join(&away))) == Some(libc::ENOENT);
+            (lost && fs::metadata(vol.target.join(&here)).is_ok()).then_some(())
+        };
+        until("the reason", async || {
+            rig.snapshot(&vol).await.health.message.contains("runs without").then_some(())
+        })
+        .await;
+        eventually("the rest", partial).await;
+        let wrote = || errno(fs::write(vol.target.join("new"), "x"));
+        let expected = if writable { None } else { Some(libc::EROFS) };
+        eventually(policy, || (wrote() == expected).then_some(())).await;
+        rig.fabric.set_away(false);
+        eventually("the whole", || complete(&vol)).await;
+        eventually("writing", || fs::write(vol.target.join("again"), "x").ok()).await;
+        rig.stop_healing().await;
+        rig.down(&vol).await;
+        rig.assert_nothing_left();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_of_one_branch_elsewhere_is_exchanged_under_workloads() {
+    for fs_type in ["ext4", "xfs"] {
+        let mut rig = Rig::with(&[("far", "ext4", 400)]);
+        let vol = rig.volume_with(&[("far", 320, IMAGE)], &[("fsType", fs_type)]).await;
+        rig.grant(&vol, 1, 1).await;
+        rig.up(&vol).await;
+        fs::create_dir(vol.target.join("sub")).expect("sub");
+        fs::write(vol.target.join("sub/file"), "x").expect("write");
+        run("sync", &["-f", vol.target.to_str().expect("utf-8")]);
+        let container = rig.container("exec sleep 600");
+        let inside = container.path(&vol.target).join("sub/file");
+        let open = fs::File::open(vol.target.join("sub/file")).expect("open");
+        rig.heal();
+        for round in 1..3 {
+            rig.open(&vol, 0, round + 1).await;
+            until("the new generation", async || (rig.snapshot(&vol).await.heals == round).then_some(()))
+                .await;
+            assert_eq!(fs::read_to_string(vol.target.join("sub/file")).expect("read"), "x");
+            fs::write(&inside, "x").expect("the container writes");
+            let forced: Vec<_> = rig.fabric.forced().into_iter().map(|id| id.generation.0).collect();
+            assert_eq!(forced, [round]);
+        }
+        drop(open);
+        rig.stop_healing().await;
+        rig.end_containers();
+        rig.down(&vol).await;
+        rig.assert_nothing_left();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_whose_owner_stays_away_is_unstaged_by_force_in_the_end() {
+    let rig = Rig::with(&disks());
+    let (vol, _) = spread(&rig, &[("branchTimeout", "1s")]).await;
+    rig.volumes.unpublish(&vol.id, &vol.target).await.expect("unpublish");
+    rig.fabric.set_away(true);
+    let first = refused(rig.volumes.unstage(&vol.id, &vol.staging).await);
+    assert!(matches!(first, VolumeError::Busy { .. }), "{first}");
+    until("unstaging", async || rig.volumes.unstage(&vol.id, &vol.staging).await.ok()).await;
+    assert_eq!(rig.fabric.forced().len(), 2);
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_with_branches_elsewhere_is_adopted_by_a_new_agent() {
+    let mut rig = Rig::with(&disks());
+    let (vol, _) = spread(&rig, &[]).await;
+    let (pid, mounts) = (rig.pid(&vol).await, rig.mounts());
+    rig.restart(&Host::new()).await;
+    rig.volumes.recover().await;
+    assert_eq!((rig.pid(&vol).await, rig.mounts()), (pid, mounts));
+    assert!(!rig.snapshot(&vol).await.health.abnormal);
+    let id = rig.fabric.attached_now().into_iter().find(|id| id.branch == vol.branch(2)).expect("attached");
+    rig.fabric.kill(&id);
+    rig.heal();
+    eventually("its return", || complete(&vol)).await;
+    rig.stop_healing().await;
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
