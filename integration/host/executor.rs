@@ -53,7 +53,11 @@ impl Running {
             ephemeral_dir: scratch.join("ephemeral"),
         };
         let name = "node-1".parse().expect("node");
-        let exporting = Exporting { transports: Arc::new(Transports::none()), uses: Arc::new(Unused) };
+        let exporting = Exporting {
+            transports: Arc::new(Transports::none()),
+            uses: Arc::new(Unused),
+            keys: union_csi::node::keys::KeyFiles::new(&Host::new(), scratch.path()),
+        };
         let executor = Arc::new(Executor::new(
             store.clone(),
             name,

@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::node::branch::Branches;
 use crate::node::executor::{ClusterLabels, Executor, Exporting, NodeFacts};
 use crate::node::heal::Healer;
+use crate::node::keys::KeyFiles;
 use crate::node::pool::Pools;
 use crate::node::survey::Survey;
 use crate::node::transport::{Carried, Transports};
@@ -89,7 +90,11 @@ impl Node {
             settings,
         );
         let volumes = Arc::new(volumes.context(HostSnafu { action: "read this boot's id" })?);
-        let exporting = Exporting { transports: transports.clone(), uses: volumes.clone() };
+        let exporting = Exporting {
+            transports: transports.clone(),
+            uses: volumes.clone(),
+            keys: KeyFiles::new(host, &config.state_dir),
+        };
         let executor = Arc::new(Executor::new(store, node, facts, pools, branches, exporting));
         Ok(Self { unions, volumes, executor, transports, survey })
     }

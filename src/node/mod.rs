@@ -8,6 +8,7 @@
 //! - [`executor`]: brings this node's branches to what the store wants, and tells the store what is.
 //! - [`union`]: joins attached branches: bind, overlayfs, or a supervised MergerFS process.
 //! - [`volume`]: staging and publishing, on top of all of them; what CSI calls.
+//! - [`keys`]: keys that it shares with other nodes, as its kernel was told them.
 //! - [`heal`]: finds what died and puts it back under running workloads.
 //!
 //! Mount state is read from the kernel each time, never from memory.
@@ -16,6 +17,7 @@ pub mod access;
 pub mod branch;
 pub mod executor;
 pub mod heal;
+pub mod keys;
 pub mod pool;
 pub mod survey;
 pub mod transport;

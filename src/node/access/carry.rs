@@ -5,14 +5,16 @@ use std::time::Instant;
 use tracing::info;
 
 use super::AccessError;
-use super::exporter::{Asked, Settled};
+use super::exporter::{Asked, Key, Settled};
 use super::mark::Kept;
 use super::tally::Tally;
-use crate::domain::NodeName;
 use crate::domain::access::{ExportReport, Exported, Generation, Mark, Owned, OwnerAction, Peer, owner_step};
 use crate::domain::reach::Transport;
+use crate::domain::{NodeName, Secret};
 use crate::node::branch::BranchError;
+use crate::node::keys::KeyFiles;
 use crate::node::transport::{self, ExportId, Owner, Source, TransportError};
+use crate::store::Pair;
 
 /// A branch whose turn the caller has.
 pub(in crate::node) trait Held {
@@ -46,6 +48,7 @@ pub(super) struct Pass<'a, H: Held> {
     pub(super) transport: Transport,
     /// The end that exports; in place of it, why there is none.
     pub(super) owner: Result<&'a dyn Owner, &'a TransportError>,
+    pub(super) keys: &'a KeyFiles,
     pub(super) tally: &'a Tally,
 }
 
@@ -195,16 +198,35 @@ impl<H: Held> Pass<'_, H> {
             }
             OwnerAction::Allow(identity) => {
                 let peer = self.peer(identity, mark.as_ref());
-                self.owner()?.allow(&id, &peer, None).map_err(|e| self.failed("let a node use it", e))?;
+                let key = self.key(&peer.node)?;
+                self.owner()?
+                    .allow(&id, &peer, key.as_ref())
+                    .map_err(|e| self.failed("let a node use it", e))?;
                 Tally::count(&self.tally.grants);
                 info!(
                     branch.id = %branch, peer.node = %peer.node, peer = identity, epoch, generation = generation.0,
-                    duration.seconds = seconds(), "the branch is open to a node"
+                    authenticated = key.is_some(), duration.seconds = seconds(),
+                    "the branch is open to a node"
                 );
             }
             OwnerAction::Fence(Peer::Here) | OwnerAction::Report(_) => {}
         }
         Ok(())
+    }
+
+    /// The key that the node is to prove to have, kept before the kernel is told.
+    fn key(&self, consumer: &NodeName) -> Result<Option<Secret>, AccessError> {
+        if self.transport != Transport::NvmeTcp {
+            return Ok(None);
+        }
+        let pair = Pair { owner: self.node.clone(), consumer: consumer.clone() };
+        match &self.asked.key {
+            Key::Kept => Ok(self.keys.kept(&pair)?),
+            Key::Stored(key) => {
+                self.keys.keep(&pair, key.as_ref())?;
+                Ok(key.clone())
+            }
+        }
     }
 
     fn owner(&self) -> Result<&dyn Owner, AccessError> {

@@ -8,8 +8,9 @@ use super::tally::Tally;
 use super::{AccessError, ExportCounts, LocalUse};
 use crate::domain::access::{Access, ExportReport};
 use crate::domain::reach::Transport;
-use crate::domain::{BranchId, NodeName};
+use crate::domain::{BranchId, NodeName, Secret};
 use crate::node::branch::{BranchError, Branches};
+use crate::node::keys::KeyFiles;
 use crate::node::transport::Transports;
 use crate::store::object::BranchSpec;
 
@@ -17,8 +18,17 @@ use crate::store::object::BranchSpec;
 /// that finds nothing left to do.
 const LOOKS: u32 = 8;
 
+/// By which key the node that a branch is opened to is known.
+#[derive(Clone, Debug)]
+pub(in crate::node) enum Key {
+    /// The one that was kept when the kernel was told last: the store was not asked.
+    Kept,
+    /// The store's; `None`: by none.
+    Stored(Option<Secret>),
+}
+
 /// What is known of a branch from elsewhere than its own node.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::node) struct Asked<'a> {
     /// The branch.
     pub(in crate::node) spec: &'a BranchSpec,
@@ -28,6 +38,8 @@ pub(in crate::node) struct Asked<'a> {
     pub(in crate::node) deleting: bool,
     /// What other nodes call themselves to the transport.
     pub(in crate::node) identities: &'a BTreeMap<NodeName, String>,
+    /// The key of the node that is to have it.
+    pub(in crate::node) key: Key,
     /// `Branch.status.export`.
     pub(in crate::node) reported: Option<&'a ExportReport>,
 }
@@ -51,6 +63,7 @@ pub struct Exporter {
     branches: Arc<Branches>,
     transports: Arc<Transports>,
     uses: Arc<dyn LocalUse>,
+    keys: KeyFiles,
     tally: Tally,
     open: Mutex<BTreeSet<BranchId>>,
 }
@@ -69,8 +82,9 @@ impl Exporter {
         branches: Arc<Branches>,
         transports: Arc<Transports>,
         uses: Arc<dyn LocalUse>,
+        keys: KeyFiles,
     ) -> Self {
-        Self { node, branches, transports, uses, tally: Tally::default(), open: Mutex::default() }
+        Self { node, branches, transports, uses, keys, tally: Tally::default(), open: Mutex::default() }
     }
 
     /// What was done since the agent started.
@@ -126,6 +140,7 @@ impl Exporter {
                 boot_id: &boot_id,
                 transport,
                 owner,
+                keys: &self.keys,
                 tally: &self.tally,
             };
             match pass.run()? {

@@ -22,11 +22,12 @@ use snafu::Snafu;
 use crate::domain::BranchId;
 use crate::domain::reach::Transport;
 use crate::node::branch::BranchError;
+use crate::node::keys::KeyError;
 use crate::node::transport::TransportError;
 use crate::store::object::BranchSpec;
 
 pub(in crate::node) use carry::Held;
-pub(in crate::node) use exporter::Asked;
+pub(in crate::node) use exporter::{Asked, Key};
 pub use exporter::{Exporter, Settled};
 pub use tally::ExportCounts;
 
@@ -60,6 +61,12 @@ pub enum AccessError {
         action: &'static str,
         /// Why not.
         source: TransportError,
+    },
+    /// What the two nodes prove to each other cannot be used.
+    #[snafu(display("{source}"), context(false))]
+    Key {
+        /// Why; it names both nodes.
+        source: KeyError,
     },
     /// An export may stand, and this node cannot look at its exports.
     #[snafu(display(

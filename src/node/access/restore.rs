@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::exporter::{Asked, Exporter};
+use super::exporter::{Asked, Exporter, Key};
 use super::{AccessError, mark};
 use crate::domain::BranchId;
 use crate::store::object::BranchSpec;
@@ -30,7 +30,14 @@ impl Exporter {
         let nobody = BTreeMap::new();
         let mut missed = Vec::new();
         for spec in given {
-            let asked = Asked { spec, wanted: None, deleting: false, identities: &nobody, reported: None };
+            let asked = Asked {
+                spec,
+                wanted: None,
+                deleting: false,
+                identities: &nobody,
+                key: Key::Kept,
+                reported: None,
+            };
             if let Err(error) = self.settle(&asked) {
                 missed.push(Missed { branch: spec.id.clone(), error });
             }

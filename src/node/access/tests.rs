@@ -3,12 +3,13 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use super::carry::{Held, Next, Pass};
-use super::exporter::{Asked, Settled};
+use super::exporter::{Asked, Key, Settled};
 use super::mark::Kept;
 use super::tally::Tally;
 use super::*;
 use crate::domain::access::{Access, Epoch, ExportReport, Generation, Mark};
 use crate::domain::{Bytes, NodeName};
+use crate::node::keys::KeyFiles;
 use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source};
 
 /// A kernel that can fail at one of its calls, before or after it did what was asked for.
@@ -18,6 +19,8 @@ struct Kernel {
     calls: u32,
     fail: Option<(u32, When)>,
     durable: bool,
+    /// What each that was let in was to prove.
+    keys: Vec<Option<Secret>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,8 +64,9 @@ impl Owner for FakeOwner {
         })?;
         Ok(Endpoint { address: "10.0.0.1:4420".parse().unwrap(), name: id.generation.to_string() })
     }
-    fn allow(&self, id: &ExportId, peer: &Peer, _: Option<&Secret>) -> Result<(), TransportError> {
+    fn allow(&self, id: &ExportId, peer: &Peer, key: Option<&Secret>) -> Result<(), TransportError> {
         self.act(|kernel| {
+            kernel.keys.push(key.cloned());
             let (_, allowed) = kernel.exports.get_mut(&id.generation.0).expect("it is exported");
             if !allowed.contains(&peer.identity) {
                 allowed.push(peer.identity.clone());
@@ -139,6 +143,11 @@ struct World {
     deleting: bool,
     reported: Option<ExportReport>,
     unable: Option<TransportError>,
+    /// The store's.
+    key: Option<Secret>,
+    /// No store answers.
+    alone: bool,
+    state: Option<tempfile::TempDir>,
 }
 
 impl World {
@@ -157,8 +166,11 @@ impl World {
             wanted: self.wanted.as_ref(),
             deleting: self.deleting,
             identities: &identities,
+            key: if self.alone { Key::Kept } else { Key::Stored(self.key.clone()) },
             reported: self.reported.as_ref(),
         };
+        let state = self.state.get_or_insert_with(|| tempfile::tempdir().unwrap());
+        let keys = KeyFiles::new(&crate::platform::Host::new(), state.path());
         let (node, boot_id, tally) = ("a".parse().unwrap(), self.boot.to_string(), Tally::default());
         for _ in 0..8 {
             let owner: Result<&dyn Owner, _> = self.unable.as_ref().map_or(Ok(&self.owner), Err);
@@ -169,6 +181,7 @@ impl World {
                 boot_id: &boot_id,
                 transport: Transport::NvmeTcp,
                 owner,
+                keys: &keys,
                 tally: &tally,
             };
             match pass.run()? {
@@ -412,4 +425,28 @@ fn a_branch_that_is_to_go_is_taken_from_everybody_whatever_the_order_says() {
     world.deleting = true;
     let settled = world.settle().unwrap();
     assert_eq!((world.owner.allowed(), settled.open_to, settled.waits_for), (Vec::new(), None, None));
+}
+
+#[test]
+fn who_was_let_in_with_a_key_is_let_in_with_the_same_after_a_reboot_without_a_store() {
+    let mut world = World::default();
+    let first = crate::store::keys::generate();
+    world.key = Some(first.clone());
+    world.order(Some("b"), 1);
+    world.settle().unwrap();
+    world.reboot();
+    (world.alone, world.wanted) = (true, None);
+    world.settle().unwrap();
+    assert_eq!(world.owner.0.lock().unwrap().keys, [Some(first.clone()), Some(first.clone())]);
+
+    (world.alone, world.key) = (false, None);
+    world.order(None, 2);
+    world.settle().unwrap();
+    world.order(Some("b"), 3);
+    world.settle().unwrap();
+    assert_eq!(world.owner.0.lock().unwrap().keys.last(), Some(&None), "the store has none any more");
+    world.reboot();
+    world.alone = true;
+    world.settle().unwrap();
+    assert_eq!(world.owner.0.lock().unwrap().keys.last(), Some(&None));
 }

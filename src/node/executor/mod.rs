@@ -30,6 +30,7 @@ use crate::domain::pool::{PoolReport, PoolState};
 use crate::domain::{BranchId, NodeName, PoolName};
 use crate::node::access::{ExportCounts, Exporter, LocalUse};
 use crate::node::branch::Branches;
+use crate::node::keys::KeyFiles;
 use crate::node::pool::Pools;
 use crate::node::transport::Transports;
 use crate::store::object::{Branch, Object};
@@ -84,6 +85,8 @@ pub struct Exporting {
     pub transports: Arc<Transports>,
     /// What its own volumes do with its branches.
     pub uses: Arc<dyn LocalUse>,
+    /// Keys that it shares with other nodes.
+    pub keys: KeyFiles,
 }
 
 /// Works for one node.
@@ -135,8 +138,9 @@ impl Executor {
         let latest = watch::Sender::new(Arc::new(Vec::new()));
         let (published, restored) = (watch::Sender::new(false), watch::Sender::new(false));
         let (fresh, strays) = (Arc::new(Fresh::new()), watch::Sender::new(None));
-        let Exporting { transports, uses } = exporting;
-        let exporter = Arc::new(Exporter::new(node.clone(), branches.clone(), transports.clone(), uses));
+        let Exporting { transports, uses, keys } = exporting;
+        let exporter = Exporter::new(node.clone(), branches.clone(), transports.clone(), uses, keys);
+        let exporter = Arc::new(exporter);
         Self {
             store,
             node,

@@ -6,11 +6,11 @@ use jiff::Timestamp;
 use tracing::warn;
 
 use super::work::{Worker, blocking};
-use crate::domain::NodeName;
 use crate::domain::reach::Transport;
-use crate::node::access::{Asked, Settled};
-use crate::store::StoreError;
+use crate::domain::{NodeName, Secret};
+use crate::node::access::{Asked, Key, Settled};
 use crate::store::object::{Branch, BranchStatus, StorageNode, condition, set_condition};
+use crate::store::{Pair, StoreError};
 
 /// The condition of a branch that other nodes are to use: whether they can.
 const EXPORTED: &str = "Exported";
@@ -24,6 +24,7 @@ impl Worker {
         deleting: bool,
     ) -> Result<Result<(), String>, StoreError> {
         let identities = self.identities(branch).await?;
+        let key = Key::Stored(if deleting { None } else { self.key(branch).await? });
         let (exporter, asked) = (self.exporter.clone(), branch.clone());
         let outcome = blocking(move || {
             exporter.settle(&Asked {
@@ -31,6 +32,7 @@ impl Worker {
                 wanted: asked.spec.access.as_ref(),
                 deleting,
                 identities: &identities,
+                key,
                 reported: asked.status.export.as_ref(),
             })
         })
@@ -44,6 +46,20 @@ impl Worker {
             warn!(branch.id = branch.meta.name, error = reason, "who may use a branch cannot be settled yet");
         }
         Ok(outcome)
+    }
+
+    /// What the node that the branch is for proves to have; `None` where it proves nothing. The leader made the key before the
+    /// order, where both nodes can use one.
+    async fn key(&self, branch: &Branch) -> Result<Option<Secret>, StoreError> {
+        let owner = &branch.spec.node;
+        let wanted = branch.spec.access.as_ref().and_then(|access| access.consumer.as_ref());
+        let image = Transport::between_nodes(branch.spec.format) == Transport::NvmeTcp;
+        match wanted.filter(|node| image && *node != owner) {
+            Some(consumer) => {
+                self.store.keys().get(&Pair { owner: owner.clone(), consumer: consumer.clone() }).await
+            }
+            None => Ok(None),
+        }
     }
 
     /// What the node that the branch is for calls itself to the transport.

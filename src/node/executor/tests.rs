@@ -107,10 +107,11 @@ async fn nothing_is_taken_for_nobodys_before_all_objects_were_heard_of() {
         measure_interval: Duration::from_secs(5),
         ephemeral_dir: directory.path().to_owned(),
     };
-    let branches = Arc::new(Branches::new(host, pools.clone()));
+    let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
     let exporting = Exporting {
         transports: Arc::new(crate::node::transport::Transports::none()),
         uses: Arc::new(Unused),
+        keys: crate::node::keys::KeyFiles::new(&host, directory.path()),
     };
     let executor = Executor::new(Arc::new(store), node, facts, pools, branches, exporting);
     let mut state = State::default();
