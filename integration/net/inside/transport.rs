@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use union_csi::domain::NodeName;
+use union_csi::node::transport::nfs::{self, NfsConsumer, NfsOwner};
 use union_csi::node::transport::nvme_tcp::{self, DEFAULT_PORT, HostIdentity, NvmeConsumer, NvmeOwner};
 use union_csi::node::transport::{
-    Ability, Attached, Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Secret, Source,
-    TransportError,
+    Abilities, Ability, Attached, Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Secret,
+    Source, TransportError,
 };
 use union_csi::platform::Host;
+use union_csi::platform::nfs::{NFS_PORT, NfsRoots, NfsServing};
 use union_csi::platform::nvme::Nvme;
 
 type Answer = Result<Value, Box<dyn Error>>;
@@ -68,6 +70,7 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let [kind, action, given @ ..] = arguments else { return Err("inside transport KIND ACTION".into()) };
     let given = Given::parse(given);
     let answer = match kind.as_str() {
+        "nfs" => nfs(action, &given),
         "nvme" => nvme(action, &given),
         other => Err(format!("there is no transport {other}").into()),
     };
@@ -86,16 +89,7 @@ fn nvme(action: &str, given: &Given) -> Answer {
     let nvme = Nvme::new(&host)?;
     match action {
         "probe" => {
-            let abilities = nvme_tcp::probe(&nvme);
-            let word = |ability: &Ability| match ability {
-                Ability::Able { how } => json!({ "able": how }),
-                Ability::Unable { reason } => json!({ "unable": reason }),
-            };
-            return Ok(json!({
-                "owner": word(&abilities.owner),
-                "consumer": word(&abilities.consumer),
-                "authentication": word(&abilities.authentication),
-            }));
+            return Ok(probed(&nvme_tcp::probe(&nvme)));
         }
         "key" => return Ok(json!({ "key": union_csi::store::keys::generate().0 })),
         _ => {}
@@ -109,6 +103,36 @@ fn nvme(action: &str, given: &Given) -> Answer {
     let consumer = NvmeConsumer::new(&host, nvme, HostIdentity::of(&node, &machine));
     let source = |path: &str| Source::Image(path.into());
     call(&owner, &consumer, source, action, given)
+}
+
+fn nfs(action: &str, given: &Given) -> Answer {
+    let (host, roots) = (Host::new(), NfsRoots::default());
+    if action == "probe" {
+        return Ok(probed(&nfs::probe(&host, &roots)?));
+    }
+    let address: IpAddr = given.text("at")?.parse()?;
+    let serving = NfsServing {
+        address: (address, NFS_PORT).into(),
+        // The shortest that the kernel takes: tests need not wait longer.
+        lease: Duration::from_secs(10),
+        threads: 8,
+        recovery: "/mnt/recovery".into(),
+    };
+    let owner = NfsOwner::new(host.clone(), roots.clone(), serving, "/run/union-csi/nfs".into());
+    let consumer = NfsConsumer::new(host, roots, "/run/union-csi/attached".into(), address);
+    call(&owner, &consumer, |path| Source::Directory(path.into()), action, given)
+}
+
+fn probed(abilities: &Abilities) -> Value {
+    let word = |ability: &Ability| match ability {
+        Ability::Able { how } => json!({ "able": how }),
+        Ability::Unable { reason } => json!({ "unable": reason }),
+    };
+    json!({
+        "owner": word(&abilities.owner),
+        "consumer": word(&abilities.consumer),
+        "authentication": word(&abilities.authentication),
+    })
 }
 
 /// One call of the contract, whatever the transport.

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::transport::{self, Kind};
 use crate::support::{Machine, Network, Result, on_shared};
 
 /// Where the owner's pool is mounted, and a consumer's attachment of the first branch.
@@ -12,6 +13,30 @@ const DATA: &str = "/run/union-csi/attached/v-0@1/data";
 const ESTALE: &str = "116";
 
 const SOON: Duration = Duration::from_secs(30);
+
+/// Through the contract of transports.
+const NFS: Kind = Kind {
+    name: "nfs",
+    one_peer: false,
+    gives_up: false,
+    grows: false,
+    make: |owner| {
+        owner
+            .run(
+                "mkfs.ext4 -q -F /disk/data; mkdir -p /mnt; mount /disk/data /mnt; mkdir -p /mnt/branch/data",
+            )
+            .map(drop)
+    },
+    source: "/mnt/branch",
+    bytes: "/mnt/branch/data/bytes",
+    target: |mount| format!("{mount}/data/bytes"),
+    format: |_, _| Ok(()),
+    open: |_, mount| Ok(format!("{mount}/data")),
+    close: |_, _| Ok(()),
+    clear: |owner| {
+        owner.run("echo 0 >/proc/fs/nfsd/threads; umount /run/union-csi/nfs; umount /mnt").map(drop)
+    },
+};
 
 /// A pool with two branches, the first of which is exported.
 fn serve(owner: &Machine) -> Result {
@@ -70,6 +95,44 @@ fn require_acknowledged(log: &str, told: &str) {
         lost.len(),
         acknowledged.len()
     );
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn nfs_everything_can_be_done_twice() {
+    on_shared(|net| transport::everything_can_be_done_twice(net, &NFS));
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn nfs_generations_only_rise() {
+    on_shared(|net| transport::generations_only_rise(net, &NFS));
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn nfs_a_fence_ends_a_live_writer_and_nothing_of_it_lands_afterwards() {
+    on_shared(|net| transport::a_fence_ends_a_live_writer_and_nothing_of_it_lands_afterwards(net, &NFS));
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn nfs_what_a_partitioned_consumer_still_has_to_send_never_lands_after_its_fence() {
+    on_shared(|net| {
+        transport::what_a_partitioned_consumer_still_has_to_send_never_lands_after_its_fence(net, &NFS)
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn nfs_a_consumer_waits_while_the_link_is_cut_and_goes_on_after_it() {
+    on_shared(|net| transport::a_consumer_waits_while_the_link_is_cut_and_goes_on_after_it(net, &NFS));
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn nfs_force_detach_returns_while_the_link_is_cut_and_so_does_giving_up() {
+    on_shared(|net| transport::force_detach_returns_while_the_link_is_cut_and_so_does_giving_up(net, &NFS));
 }
 
 #[test]

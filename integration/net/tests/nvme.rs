@@ -4,13 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::transport::{self, BRANCH, End, Kind, at, id};
+use super::transport::{self, BRANCH, End, Kind, NOTICE, at, id};
 use crate::support::{Machine, Network, Result, on_shared};
 
 const SOURCE: &str = "/mnt/image";
-
-/// How long a silent owner may stay unnoticed: two keep-alive periods, and a slow machine.
-const NOTICE: Duration = Duration::from_secs(40);
 
 fn make(owner: &Machine) -> Result {
     owner
@@ -35,53 +32,35 @@ fn close(consumer: &Machine, _: &str) -> Result {
     consumer.run("umount /mnt").map(drop)
 }
 
-const NVME: Kind = Kind { name: "nvme", make, source: SOURCE, format, open, close, clear };
+fn target(device: &str) -> String {
+    device.to_owned()
+}
+
+const NVME: Kind = Kind {
+    name: "nvme",
+    one_peer: true,
+    gives_up: true,
+    grows: true,
+    make,
+    source: SOURCE,
+    bytes: SOURCE,
+    target,
+    format,
+    open,
+    close,
+    clear,
+};
 
 fn end<'a>(net: &'a Network, name: &str) -> End<'a> {
-    End { machine: net.machine(name), kind: "nvme" }
+    NVME.end(net, name)
 }
 
-/// A branch of `a` that is attached at `b`; the endpoint and the device.
 fn attached(net: &Network, generation: u64) -> Result<(Value, String)> {
-    let (owner, consumer) = (end(net, "a"), end(net, "b"));
-    let endpoint = owner.must(&format!("export {} source={SOURCE}", id(generation)))?;
-    owner.must(&format!("allow {} peer={}", id(generation), consumer.identity()?))?;
-    let attached = consumer.must(&format!("attach {} {}", id(generation), at(&endpoint)))?;
-    Ok((endpoint, attached["at"].as_str().expect("a device").to_owned()))
+    NVME.attached(net, generation)
 }
 
-/// Ends everything, whatever it is.
 fn finish(net: &Network, generation: u64) -> Result {
-    for name in ["b", "c"] {
-        end(net, name).must(&format!("force-detach {}", id(generation)))?;
-        end(net, name).until_link(generation, None, NOTICE)?;
-    }
-    end(net, "a").must(&format!("unexport branch={BRANCH}"))?;
-    clear(net.machine("a"))
-}
-
-/// What the image holds on the owner's disk.
-fn sum(owner: &Machine) -> Result<String> {
-    owner.run(format!("dd if={SOURCE} bs=1M iflag=direct 2>/dev/null | sha256sum"))
-}
-
-/// Four writers that never stop by themselves, each to a part of the device; they tell what was written.
-fn writers(device: &str) -> String {
-    format!(
-        r#"
-        write() {{
-            i=0
-            while :; do
-                i=$((i + 1))
-                printf '%-65536d' $i | dd of={device} bs=64k seek=$(($1 * 200 + i % 200)) oflag=direct conv=notrunc iflag=fullblock 2>/dev/null || return 0
-                [ $((i % 10)) != 0 ] || echo "written by $1: $i"
-            done
-        }}
-        for n in 0 1 2 3; do write $n & done
-        wait
-        echo all writers ended
-        "#
-    )
+    NVME.finish(net, generation)
 }
 
 #[test]
@@ -134,112 +113,27 @@ fn nvme_nothing_is_left_in_the_kernel_and_the_image_is_written_through() {
 #[test]
 #[ignore = "boots machines: integration/net/run"]
 fn nvme_a_fence_ends_a_live_writer_and_nothing_of_it_lands_afterwards() {
-    on_shared(|net| {
-        let (owner, consumer, next) = (end(net, "a"), end(net, "b"), end(net, "c"));
-        make(owner.machine)?;
-        let (endpoint, device) = attached(net, 0)?;
-        let mut writer = consumer.machine.start_command(writers(&device), Duration::from_secs(600))?;
-        assert!(writer.says("written by 3", Duration::from_secs(60))?);
-        owner.must(&format!("fence {} peer={}", id(0), consumer.identity()?))?;
-        let fenced = sum(owner.machine)?;
-        std::thread::sleep(Duration::from_secs(4));
-        assert_eq!(sum(owner.machine)?, fenced, "something landed after the fence");
-
-        owner.must(&format!("allow {} peer={}", id(0), next.identity()?))?;
-        let attach = format!("attach {} {}", id(0), at(&endpoint));
-        next.must(&attach)?;
-        assert_ne!(consumer.link(0)?.as_deref(), Some("Live"), "the old consumer came back");
-        assert_eq!(sum(owner.machine)?, fenced);
-        consumer.must(&format!("force-detach {}", id(0)))?;
-        assert!(writer.says("all writers ended", NOTICE)?, "{}", writer.output_so_far());
-        consumer.refused(&attach, "Refused")?;
-        assert_eq!(sum(owner.machine)?, fenced);
-        next.must(&format!("detach {}", id(0)))?;
-        finish(net, 0)
-    });
+    on_shared(|net| transport::a_fence_ends_a_live_writer_and_nothing_of_it_lands_afterwards(net, &NVME));
 }
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
 fn nvme_what_a_partitioned_consumer_still_has_to_send_never_lands_after_its_fence() {
     on_shared(|net| {
-        let (owner, consumer) = (end(net, "a"), end(net, "b"));
-        make(owner.machine)?;
-        let (_, device) = attached(net, 0)?;
-        let mut writer = consumer.machine.start_command(writers(&device), Duration::from_secs(600))?;
-        assert!(writer.says("written by 3", Duration::from_secs(60))?);
-        net.cut("a", "b");
-        owner.must(&format!("fence {} peer={}", id(0), consumer.identity()?))?;
-        let fenced = sum(owner.machine)?;
-        net.heal("a", "b");
-        std::thread::sleep(Duration::from_secs(15));
-        assert_eq!(sum(owner.machine)?, fenced, "something landed after the fence");
-        assert_ne!(consumer.link(0)?.as_deref(), Some("Live"));
-        consumer.must(&format!("force-detach {}", id(0)))?;
-        assert!(writer.says("all writers ended", NOTICE)?, "{}", writer.output_so_far());
-        assert_eq!(sum(owner.machine)?, fenced);
-        finish(net, 0)
+        transport::what_a_partitioned_consumer_still_has_to_send_never_lands_after_its_fence(net, &NVME)
     });
 }
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
 fn nvme_a_consumer_waits_while_the_link_is_cut_and_goes_on_after_it() {
-    on_shared(|net| {
-        let (owner, consumer) = (end(net, "a"), end(net, "b"));
-        make(owner.machine)?;
-        let (_, device) = attached(net, 0)?;
-        format(consumer.machine, &device)?;
-        open(consumer.machine, &device)?;
-        net.cut("a", "b");
-        let write =
-            "dd if=/dev/zero of=/mnt/during bs=64k count=16 conv=fsync 2>/dev/null; echo it is written";
-        let mut writer = consumer.machine.start_command(write, Duration::from_secs(300))?;
-        consumer.until_link(0, Some("Connecting"), NOTICE)?;
-        std::thread::sleep(Duration::from_secs(5));
-        assert!(!writer.has_ended(), "it did not wait: {}", writer.output_so_far());
-        net.heal("a", "b");
-        assert!(writer.says("it is written", NOTICE)?, "{}", writer.output_so_far());
-        consumer.until_link(0, Some("Live"), NOTICE)?;
-        close(consumer.machine, &device)?;
-        consumer.must(&format!("detach {}", id(0)))?;
-        finish(net, 0)
-    });
+    on_shared(|net| transport::a_consumer_waits_while_the_link_is_cut_and_goes_on_after_it(net, &NVME));
 }
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
 fn nvme_force_detach_returns_while_the_link_is_cut_and_so_does_giving_up() {
-    on_shared(|net| {
-        let (owner, consumer) = (end(net, "a"), end(net, "b"));
-        make(owner.machine)?;
-        // Cut a moment ago, with requests under way: nobody knows yet.
-        let (endpoint, device) = attached(net, 0)?;
-        let mut writer = consumer.machine.start_command(writers(&device), Duration::from_secs(600))?;
-        assert!(writer.says("written by 3", Duration::from_secs(60))?);
-        net.cut("a", "b");
-        let started = std::time::Instant::now();
-        consumer.must(&format!("force-detach {}", id(0)))?;
-        eprintln!("force-detach, link cut just before, requests under way: {:?}", started.elapsed());
-        assert!(writer.says("all writers ended", Duration::from_secs(90))?, "{}", writer.output_so_far());
-        consumer.until_link(0, None, Duration::from_secs(60))?;
-        let attach = format!("attach {} {}", id(0), at(&endpoint));
-        consumer.refused(&attach, "Unreachable")?;
-        assert_eq!(consumer.must("attachments")?, json!([]));
-        net.heal("a", "b");
-
-        // Given up during the outage, by the patience alone.
-        let again = consumer.must(&attach)?;
-        let device = again["at"].as_str().expect("a device");
-        let mut writer = consumer.machine.start_command(writers(device), Duration::from_secs(600))?;
-        assert!(writer.says("written by 3", Duration::from_secs(60))?);
-        net.cut("a", "b");
-        consumer.until_link(0, Some("Connecting"), NOTICE)?;
-        consumer.must(&format!("patience {} patience=1", id(0)))?;
-        assert!(writer.says("all writers ended", NOTICE)?, "{}", writer.output_so_far());
-        net.heal("a", "b");
-        finish(net, 0)
-    });
+    on_shared(|net| transport::force_detach_returns_while_the_link_is_cut_and_so_does_giving_up(net, &NVME));
 }
 
 #[test]

@@ -88,13 +88,23 @@ pub fn at(endpoint: &Value) -> String {
     format!("address={} name={}", text("address"), text("name"))
 }
 
-/// What a transport differs in, for the contract.
+/// What a transport differs in, for the contract. What is not named here is the same for all.
 pub struct Kind {
     pub name: &'static str,
+    /// An export goes to one peer at a time: another is `Held` off until the first is fenced.
+    pub one_peer: bool,
+    /// The consumer's kernel can be told to give up by itself while the owner is silent; one that cannot is `Unable`.
+    pub gives_up: bool,
+    /// The export has a size of its own, which grows when the owner says so; one that has none is `Unable`.
+    pub grows: bool,
     /// Makes the source of an export on the owner.
     pub make: fn(&Machine) -> Result,
     /// The source.
     pub source: &'static str,
+    /// The file of the owner that [`Self::target`] writes to.
+    pub bytes: &'static str,
+    /// What of an attachment is written to, byte by byte.
+    pub target: fn(&str) -> String,
     /// Makes a new attachment usable as a directory: how, the first time.
     pub format: fn(&Machine, &str) -> Result,
     /// The directory of an attachment.
@@ -103,6 +113,60 @@ pub struct Kind {
     pub close: fn(&Machine, &str) -> Result,
     /// Removes the source.
     pub clear: fn(&Machine) -> Result,
+}
+
+/// How long a silent owner may stay unnoticed: two keep-alive periods, and a slow machine.
+pub const NOTICE: Duration = Duration::from_secs(40);
+
+impl Kind {
+    pub fn end<'a>(&self, net: &'a Network, name: &str) -> End<'a> {
+        End { machine: net.machine(name), kind: self.name }
+    }
+
+    /// A branch of `a` that is attached at `b`: the endpoint, and where it is.
+    pub fn attached(&self, net: &Network, generation: u64) -> Result<(Value, String)> {
+        let (owner, consumer) = (self.end(net, "a"), self.end(net, "b"));
+        let endpoint = owner.must(&format!("export {} source={}", id(generation), self.source))?;
+        owner.must(&format!("allow {} peer={}", id(generation), consumer.identity()?))?;
+        let attached = consumer.must(&format!("attach {} {}", id(generation), at(&endpoint)))?;
+        Ok((endpoint, attached["at"].as_str().expect("a path").to_owned()))
+    }
+
+    /// Ends everything, whatever it is.
+    pub fn finish(&self, net: &Network, generation: u64) -> Result {
+        for name in ["b", "c"] {
+            let end = self.end(net, name);
+            end.must(&format!("force-detach {}", id(generation)))?;
+            end.until_link(generation, None, NOTICE)?;
+        }
+        self.end(net, "a").must(&format!("unexport branch={BRANCH}"))?;
+        (self.clear)(net.machine("a"))
+    }
+
+    /// What the owner's disk holds of what consumers wrote.
+    fn sum(&self, owner: &Machine) -> Result<String> {
+        owner.run(format!("dd if={} bs=1M iflag=direct 2>/dev/null | sha256sum", self.bytes))
+    }
+
+    /// Four writers that never stop by themselves, each to a part of what is at `device`; they tell what was written.
+    pub fn writers(&self, device: &str) -> String {
+        let target = (self.target)(device);
+        format!(
+            r#"
+            write() {{
+                i=0
+                while :; do
+                    i=$((i + 1))
+                    printf '%-65536d' $i | dd of={target} bs=64k seek=$(($1 * 200 + i % 200)) oflag=direct conv=notrunc iflag=fullblock 2>/dev/null || return 0
+                    [ $((i % 10)) != 0 ] || echo "written by $1: $i"
+                done
+            }}
+            for n in 0 1 2 3; do write $n & done
+            wait
+            echo all writers ended
+            "#
+        )
+    }
 }
 
 /// Everything twice: the second call finds what the first one left, and the whole circle can be gone through again.
@@ -127,8 +191,16 @@ pub fn everything_can_be_done_twice(net: &Network, kind: &Kind) -> Result {
             owner.must(&format!("allow {} peer={peer}", id(0)))?;
         }
         assert_eq!(owner.must("exports")?, listed(&[&peer]));
-        owner.refused(&format!("allow {} peer={stranger}", id(0)), "Held")?;
         other.refused(&attach, "Refused")?;
+        let allow_other = format!("allow {} peer={stranger}", id(0));
+        if kind.one_peer {
+            owner.refused(&allow_other, "Held")?;
+            other.refused(&attach, "Refused")?;
+        } else {
+            owner.must(&allow_other)?;
+            assert_eq!(owner.must("exports")?, listed(&[&peer, &stranger]));
+            assert_eq!(other.must(&attach)?["link"], "Live");
+        }
 
         let attached = consumer.must(&attach)?;
         assert_eq!(consumer.must(&attach)?, attached);
@@ -138,6 +210,28 @@ pub fn everything_can_be_done_twice(net: &Network, kind: &Kind) -> Result {
         let device = attached["at"].as_str().expect("a path");
         if round == 0 {
             (kind.format)(consumer.machine, device)?;
+        }
+        if !kind.one_peer {
+            // The fence of one is not felt by the other.
+            owner.must(&format!("fence {} peer={stranger}", id(0)))?;
+            assert_eq!(owner.must("exports")?, listed(&[&peer]));
+            assert_eq!(other.link(0)?.as_deref(), Some("Dead"));
+            other.must(&format!("force-detach {}", id(0)))?;
+            other.refused(&attach, "Refused")?;
+            assert_eq!(consumer.must("attachments")?, json!([attached]));
+        }
+        let impatient = format!("patience {} patience=60", id(0));
+        if kind.gives_up {
+            consumer.must(&impatient)?;
+        } else {
+            consumer.refused(&impatient, "Unable")?;
+        }
+        consumer.must(&format!("patience {} patience=wait", id(0)))?;
+        let grown = format!("grown {}", id(0));
+        if kind.grows {
+            assert!(owner.must(&grown)?.is_u64());
+        } else {
+            owner.refused(&grown, "Unable")?;
         }
         let directory = (kind.open)(consumer.machine, device)?;
         if round == 0 {
@@ -186,4 +280,114 @@ pub fn generations_only_rise(net: &Network, kind: &Kind) -> Result {
     assert_eq!(generations(&owner.must("exports")?), Some(vec![json!(2)]));
     owner.must(&format!("unexport branch={BRANCH}"))?;
     (kind.clear)(owner.machine)
+}
+
+/// A fence ends what a live consumer is writing, and what it has sent before never lands after it.
+pub fn a_fence_ends_a_live_writer_and_nothing_of_it_lands_afterwards(net: &Network, kind: &Kind) -> Result {
+    let (owner, consumer, next) = (kind.end(net, "a"), kind.end(net, "b"), kind.end(net, "c"));
+    (kind.make)(owner.machine)?;
+    let (endpoint, device) = kind.attached(net, 0)?;
+    let mut writer = consumer.machine.start_command(kind.writers(&device), Duration::from_secs(600))?;
+    assert!(writer.says("written by 3", Duration::from_secs(60))?);
+    owner.must(&format!("fence {} peer={}", id(0), consumer.identity()?))?;
+    let fenced = kind.sum(owner.machine)?;
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(kind.sum(owner.machine)?, fenced, "something landed after the fence");
+
+    owner.must(&format!("allow {} peer={}", id(0), next.identity()?))?;
+    let attach = format!("attach {} {}", id(0), at(&endpoint));
+    next.must(&attach)?;
+    assert_ne!(consumer.link(0)?.as_deref(), Some("Live"), "the old consumer came back");
+    assert_eq!(kind.sum(owner.machine)?, fenced);
+    consumer.must(&format!("force-detach {}", id(0)))?;
+    assert!(writer.says("all writers ended", NOTICE)?, "{}", writer.output_so_far());
+    consumer.refused(&attach, "Refused")?;
+    assert_eq!(kind.sum(owner.machine)?, fenced);
+    next.must(&format!("detach {}", id(0)))?;
+    kind.finish(net, 0)
+}
+
+/// The same where the consumer cannot be told: it is cut off, and comes back with what it had to send.
+pub fn what_a_partitioned_consumer_still_has_to_send_never_lands_after_its_fence(
+    net: &Network,
+    kind: &Kind,
+) -> Result {
+    let (owner, consumer) = (kind.end(net, "a"), kind.end(net, "b"));
+    (kind.make)(owner.machine)?;
+    let (_, device) = kind.attached(net, 0)?;
+    let mut writer = consumer.machine.start_command(kind.writers(&device), Duration::from_secs(600))?;
+    assert!(writer.says("written by 3", Duration::from_secs(60))?);
+    net.cut("a", "b");
+    owner.must(&format!("fence {} peer={}", id(0), consumer.identity()?))?;
+    let fenced = kind.sum(owner.machine)?;
+    net.heal("a", "b");
+    std::thread::sleep(Duration::from_secs(15));
+    assert_eq!(kind.sum(owner.machine)?, fenced, "something landed after the fence");
+    assert_ne!(consumer.link(0)?.as_deref(), Some("Live"));
+    consumer.must(&format!("force-detach {}", id(0)))?;
+    assert!(writer.says("all writers ended", NOTICE)?, "{}", writer.output_so_far());
+    assert_eq!(kind.sum(owner.machine)?, fenced);
+    kind.finish(net, 0)
+}
+
+/// What uses an attachment waits for a silent owner, without an error, and goes on when it is back.
+pub fn a_consumer_waits_while_the_link_is_cut_and_goes_on_after_it(net: &Network, kind: &Kind) -> Result {
+    let (owner, consumer) = (kind.end(net, "a"), kind.end(net, "b"));
+    (kind.make)(owner.machine)?;
+    let (_, device) = kind.attached(net, 0)?;
+    (kind.format)(consumer.machine, &device)?;
+    let directory = (kind.open)(consumer.machine, &device)?;
+    net.cut("a", "b");
+    let write = format!(
+        "dd if=/dev/zero of={directory}/during bs=64k count=16 conv=fsync 2>/dev/null; echo it is written"
+    );
+    let mut writer = consumer.machine.start_command(write, Duration::from_secs(300))?;
+    consumer.until_link(0, Some("Connecting"), NOTICE)?;
+    std::thread::sleep(Duration::from_secs(5));
+    assert!(!writer.has_ended(), "it did not wait: {}", writer.output_so_far());
+    net.heal("a", "b");
+    assert!(writer.says("it is written", NOTICE)?, "{}", writer.output_so_far());
+    consumer.until_link(0, Some("Live"), NOTICE)?;
+    (kind.close)(consumer.machine, &device)?;
+    consumer.must(&format!("detach {}", id(0)))?;
+    kind.finish(net, 0)
+}
+
+/// An attachment is ended by force though its owner is silent, and the patience of one can end while it is.
+pub fn force_detach_returns_while_the_link_is_cut_and_so_does_giving_up(
+    net: &Network,
+    kind: &Kind,
+) -> Result {
+    let (owner, consumer) = (kind.end(net, "a"), kind.end(net, "b"));
+    (kind.make)(owner.machine)?;
+    // Cut a moment ago, with requests under way: nobody knows yet.
+    let (endpoint, device) = kind.attached(net, 0)?;
+    let mut writer = consumer.machine.start_command(kind.writers(&device), Duration::from_secs(600))?;
+    assert!(writer.says("written by 3", Duration::from_secs(60))?);
+    net.cut("a", "b");
+    let started = Instant::now();
+    consumer.must(&format!("force-detach {}", id(0)))?;
+    eprintln!("force-detach, link cut just before, requests under way: {:?}", started.elapsed());
+    assert!(writer.says("all writers ended", Duration::from_secs(90))?, "{}", writer.output_so_far());
+    consumer.until_link(0, None, Duration::from_secs(60))?;
+    let attach = format!("attach {} {}", id(0), at(&endpoint));
+    consumer.refused(&attach, "Unreachable")?;
+    assert_eq!(consumer.must("attachments")?, json!([]));
+    net.heal("a", "b");
+
+    // What was ended by force can be had again, and is as new.
+    let again = consumer.must(&attach)?;
+    let device = again["at"].as_str().expect("a path");
+    let mut writer = consumer.machine.start_command(kind.writers(device), Duration::from_secs(600))?;
+    assert!(writer.says("written by 3", Duration::from_secs(60))?);
+    net.cut("a", "b");
+    consumer.until_link(0, Some("Connecting"), NOTICE)?;
+    if kind.gives_up {
+        consumer.must(&format!("patience {} patience=1", id(0)))?;
+    } else {
+        consumer.must(&format!("force-detach {}", id(0)))?;
+    }
+    assert!(writer.says("all writers ended", NOTICE)?, "{}", writer.output_so_far());
+    net.heal("a", "b");
+    kind.finish(net, 0)
 }

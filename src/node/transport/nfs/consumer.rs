@@ -162,9 +162,8 @@ impl Consumer for NfsConsumer {
     }
 
     fn set_patience(&self, id: &ExportId, patience: Patience) -> Result<(), TransportError> {
-        require_waiting(patience)?;
         match self.mounted(id)? {
-            Some(_) => Ok(()),
+            Some(_) => require_waiting(patience),
             None => Err(TransportError::Absent { branch: id.branch.clone(), what: "attached" }),
         }
     }

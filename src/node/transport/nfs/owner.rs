@@ -487,6 +487,9 @@ impl Owner for NfsOwner {
     }
 
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
+        if !self.standing(&self.mounts()?).contains(id) {
+            return Err(TransportError::Absent { branch: id.branch.clone(), what: "exported" });
+        }
         Err(TransportError::Unable {
             action: "grow an export by NFS",
             reason: format!("branch {} is a directory: its consumers see its room at once", id.branch),
