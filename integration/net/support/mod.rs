@@ -5,6 +5,7 @@
 pub mod bare;
 mod channel;
 pub mod cluster;
+pub mod faults;
 mod image;
 mod machine;
 mod network;

@@ -27,7 +27,6 @@ use union_csi::store::{Selector, Store};
 
 use super::{Machine, Network, Options, Result};
 use apiserver::ApiServer;
-#[allow(unused_imports, reason = "some tests name them")]
 pub use kubelet::{Agent, Node};
 #[allow(unused_imports, reason = "some tests name them")]
 pub use objects::{Claim, Volume};
