@@ -76,9 +76,8 @@ impl Node<'_> {
             Agent::WithoutPool => "[]".to_owned(),
         };
         let text = format!(
-            "store: kubernetes\nkubernetes: {{kubeconfig: /state/etc/kubeconfig, kubeletDir: {KUBELET}}}\n\
-             stateDir: /state/union-csi\nlog: {{filter: 'info,union_csi=debug'}}\npools: {pools}\n\
-             network: {{interface: eth0}}\n"
+            "store: kubernetes\nkubernetes: {{kubeconfig: /state/etc/kubeconfig, kubeletDir: {KUBELET}, leaseDuration: 30s}}\n\
+             stateDir: /state/union-csi\nnetwork: {{interface: eth0}}\npools: {pools}\n"
         );
         self.machine.write("/state/etc/agent.yaml", text.as_bytes())
     }
