@@ -86,8 +86,9 @@ impl Node<'_> {
     pub fn start_agent(&self) -> Result {
         let script = format!(
             "mount --make-rshared /
+             mkdir -p /state {POOL}
              grep -q ' /state ' /proc/mounts || mount /disk/state /state
-             grep -q ' {POOL} ' /proc/mounts || {{ mkdir -p {POOL}; mount /disk/data {POOL}; }}
+             grep -q ' {POOL} ' /proc/mounts || mount /disk/data {POOL}
              if ! ip addr show eth1 | grep -q 'inet '; then ip addr add {} dev eth1; fi
              ip link set eth1 up
              setsid /programs/union-csi agent --config /state/etc/agent.yaml >>{LOG} 2>&1 </dev/null &
