@@ -27,6 +27,7 @@ use union_csi::domain::split::BranchFormat;
 use union_csi::domain::{Bytes, NodeName};
 use union_csi::node::branch::Branches;
 use union_csi::node::executor::{Executor, Exporting, NodeFacts};
+use union_csi::node::keys::KeyFiles;
 use union_csi::node::pool::{PoolSettings, Pools};
 use union_csi::node::transport::nvme_tcp::{DEFAULT_PORT, NvmeOwner};
 use union_csi::node::transport::{Carried, Ends, Owner, Transports};
@@ -123,6 +124,7 @@ impl Agent {
         };
         let unions = Arc::new(Unions::probe(&host, &mergerfs, &state));
         let settings = VolumeSettings { state_dir: state.clone(), allowed_targets: vec![on.to_owned()] };
+        let keys = KeyFiles::new(&host, &state);
         let volumes = Volumes::new(
             host,
             store.clone(),
@@ -132,7 +134,7 @@ impl Agent {
             transports.clone(),
             settings,
         )?;
-        let exporting = Exporting { transports, uses: Arc::new(volumes) };
+        let exporting = Exporting { transports, uses: Arc::new(volumes), keys };
         Ok(Self { node, state, store, pools, branches, owner, exporting })
     }
 
