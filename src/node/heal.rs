@@ -1,7 +1,9 @@
 //! Finds what died and puts it back under running workloads.
 //!
 //! One task. It waits on the pidfd of every union's process, so that a death is seen at once, and looks at every volume
-//! from time to time, for what no pidfd tells: a daemon that hangs, a branch that failed, a mount that someone removed.
+//! from time to time, for what no pidfd tells: a daemon that hangs, a branch that failed, a mount that someone removed. For a
+//! volume with branches on other nodes it follows their objects, so that one that was taken from this node, or opened to it
+//! anew, is seen at once.
 //! What is wrong is decided and repaired by [`Volumes`]; here is only when to look, and how often.
 
 use std::collections::{HashMap, HashSet};
@@ -11,12 +13,12 @@ use std::time::Duration;
 
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::union::watch_exit;
-use super::volume::{Outcome, Volumes};
+use super::volume::{BranchNews, Outcome, Volumes};
 use crate::domain::VolumeId;
 use crate::platform::fserror::FsErrors;
 use crate::platform::process::ProcessId;
@@ -64,6 +66,9 @@ pub struct Healer {
     /// A look at all volumes, at most one: those to be repaired, and how many there are.
     looks: JoinSet<(Vec<VolumeId>, usize)>,
     repairs: JoinSet<(VolumeId, Option<Outcome>)>,
+    /// Volumes whose branches' objects are followed.
+    followed: HashMap<VolumeId, AbortHandle>,
+    follows: JoinSet<(VolumeId, Option<BranchNews>, bool)>,
 }
 
 /// The end of watching a process.
@@ -88,6 +93,8 @@ impl Healer {
             glances: JoinSet::new(),
             looks: JoinSet::new(),
             repairs: JoinSet::new(),
+            followed: HashMap::new(),
+            follows: JoinSet::new(),
         }
     }
 
@@ -113,6 +120,17 @@ impl Healer {
                     Err(error) => tracing::error!(error = %error, "a repair ended early"),
                 },
                 () = volumes.changed() => self.watch(),
+                Some(news) = self.follows.join_next() => match news {
+                    Ok((volume, news, matters)) => self.told(volume, news, matters),
+                    // It is no longer followed.
+                    Err(error) if error.is_cancelled() => {}
+                    Err(error) => {
+                        tracing::error!(error = %error, "following a volume's branches ended early");
+                        // Whichever it was: all are followed anew.
+                        self.follows.abort_all();
+                        self.followed.clear();
+                    }
+                },
                 () = tokio::time::sleep_until(next), if self.running.len() < PARALLEL_REPAIRS => {}
                 // Both in tasks of their own: a disk that does not answer must not hold up the repair of what died.
                 () = tokio::time::sleep_until(next_glance), if self.glances.is_empty() => {
@@ -141,6 +159,7 @@ impl Healer {
                     let count = match looked {
                         Ok((suspicious, count)) => {
                             self.mark(suspicious);
+                            self.watch();
                             u32::try_from(count).unwrap_or(u32::MAX)
                         }
                         Err(error) => {
@@ -164,6 +183,7 @@ impl Healer {
 
     /// Watches the processes that are there now and no others.
     fn watch(&mut self) {
+        self.follow();
         let wanted: HashMap<_, _> = self.volumes.processes().into_iter().collect();
         self.watched.retain(|volume, process| wanted.get(volume) == Some(process));
         for (volume, process) in wanted {
@@ -181,6 +201,43 @@ impl Healer {
                 Exit { volume, process, ended: watched.is_ok() }
             });
         }
+    }
+
+    /// Follows the branches' objects of the volumes that have some on other nodes now, and of no others.
+    fn follow(&mut self) {
+        let wanted: HashSet<_> = self.volumes.remote().into_iter().collect();
+        self.followed.retain(|volume, task| {
+            let stays = wanted.contains(volume);
+            if !stays {
+                task.abort();
+            }
+            stays
+        });
+        for volume in wanted {
+            if !self.followed.contains_key(&volume) {
+                self.follow_one(volume, None);
+            }
+        }
+    }
+
+    fn follow_one(&mut self, volume: VolumeId, news: Option<BranchNews>) {
+        let (volumes, id) = (self.volumes.clone(), volume.clone());
+        let task = self.follows.spawn(async move {
+            let (news, matters) = volumes.follow(&id, news).await;
+            (id, news, matters)
+        });
+        self.followed.insert(volume, task);
+    }
+
+    fn told(&mut self, volume: VolumeId, news: Option<BranchNews>, matters: bool) {
+        if !self.followed.contains_key(&volume) {
+            return;
+        }
+        if matters {
+            // At once, whatever pause it is in: it may be what was waited for.
+            self.due.insert(volume.clone(), Instant::now());
+        }
+        self.follow_one(volume, news);
     }
 
     fn exited(&mut self, exit: Exit) {

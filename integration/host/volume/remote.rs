@@ -95,6 +95,13 @@ async fn volume_waits_until_its_branches_are_given_and_opened() {
         tokio::time::timeout(Duration::from_secs(20), volumes.unstage(&vol.id, &vol.staging)).await;
     unstaged.expect("in time").expect("nothing is staged");
     rig.give(&vol, 0, Some("node-a"), 2).await;
+    pause().await;
+    assert!(!staging.is_finished(), "this node's own part has not noted the order");
+    let order = r#"{"version":1,"access":{"consumer":"node-a","epoch":2}}"#;
+    fs::write(rig.scratch.join("a/branches").join(vol.branch(0).as_str()).join("access.json"), order)
+        .expect("a mark");
+    // As its report does, which comes after the mark.
+    rig.touch(&vol, 0).await;
     staging.await.expect("a task").expect("staged");
     rig.volumes.unstage(&vol.id, &vol.staging).await.expect("unstage");
     rig.assert_nothing_left();
@@ -288,6 +295,7 @@ async fn volume_whose_owner_stays_away_is_unstaged_by_force_in_the_end() {
     rig.fabric.set_away(true);
     let first = refused(rig.volumes.unstage(&vol.id, &vol.staging).await);
     assert!(matches!(first, VolumeError::Busy { .. }), "{first}");
+    assert!(first.to_string().contains("node-b"), "{first}");
     until("unstaging", async || rig.volumes.unstage(&vol.id, &vol.staging).await.ok()).await;
     assert_eq!(rig.fabric.forced().len(), 2);
     rig.assert_nothing_left();

@@ -48,13 +48,16 @@ const MAX_STACKED: usize = 8;
 pub(super) const LOST: &str = "lost";
 
 impl Core {
-    /// Takes what the store says of a volume's branches.
-    pub(super) fn note_orders(&self, slot: &Slot, branches: &[Branch]) {
-        slot.hints().orders = branches
-            .iter()
-            .filter(|b| b.spec.node != self.node)
-            .map(|b| (b.spec.index, Order::of(b)))
-            .collect();
+    /// Takes what the store says of a volume's branches; true where that is news.
+    pub(super) fn note_orders(&self, slot: &Slot, branches: &[Branch]) -> bool {
+        let mut hints = slot.hints();
+        let mut news = false;
+        for branch in branches.iter().filter(|b| b.spec.node != self.node) {
+            let order = Order::of(branch);
+            news |= hints.orders.get(&branch.spec.index) != Some(&order);
+            hints.orders.insert(branch.spec.index, order);
+        }
+        news
     }
 
     /// How the attachments of the record's branches stand.
@@ -408,6 +411,9 @@ impl Core {
 
     /// The branches of other nodes whose owners do not answer, and for how long.
     pub(super) fn silent(&self, slot: &Slot, record: &Record) -> Vec<(u32, Duration)> {
+        for branch in record.branches.iter().filter_map(|b| b.remote.as_ref()) {
+            self.links.forget(branch.transport);
+        }
         let links = self.links_of(record);
         let now = Instant::now();
         let mut silent = Vec::new();

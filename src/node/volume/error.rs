@@ -123,12 +123,12 @@ impl VolumeError {
         let volume = volume.clone();
         match source {
             BranchError::Host { action, source, .. } => Self::host(&volume, action, source),
+            BranchError::Elsewhere { .. } => Self::NotYet { volume, reason: source.to_string() },
             BranchError::Pool { .. }
             | BranchError::NoRoom { .. }
             | BranchError::Unfit { .. }
             | BranchError::Foreign { .. }
             | BranchError::InUse { .. }
-            | BranchError::Elsewhere { .. }
             | BranchError::Mark { .. }
             | BranchError::Missing { .. } => Self::Incomplete { volume, reason: source.to_string() },
         }
@@ -165,7 +165,7 @@ impl VolumeError {
     pub(super) fn incomplete(volume: &VolumeId, mut failures: Vec<(u32, AttachError)>) -> Self {
         let reason = failures.iter().map(|(_, e)| e.to_string()).collect::<Vec<_>>().join("; ");
         let volume = volume.clone();
-        if failures.iter().all(|(_, e)| matches!(e, AttachError::NotYet { .. })) {
+        if failures.iter().all(|(_, e)| e.passes()) {
             return Self::NotYet { volume, reason };
         }
         if failures.len() == 1

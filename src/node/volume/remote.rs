@@ -94,6 +94,13 @@ pub(super) enum AttachError {
     },
 }
 
+impl AttachError {
+    /// True where the branch is only waited for: it is not this node's to use yet.
+    pub(super) const fn passes(&self) -> bool {
+        matches!(self, Self::NotYet { .. } | Self::Here { source: BranchError::Elsewhere { .. } })
+    }
+}
+
 /// What is to be attached, after what was ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Aim {

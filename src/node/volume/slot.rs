@@ -38,6 +38,8 @@ pub(super) struct Hints {
     pub(super) branches: Vec<PathBuf>,
     /// Since when branches have not answered, by number.
     pub(super) hung_branches: BTreeMap<u32, Instant>,
+    /// Some of its branches lie on other nodes, so that the store's news of them matter.
+    pub(super) remote: bool,
     /// What the store said last of its branches, by number.
     pub(super) orders: BTreeMap<u32, Order>,
 }
@@ -76,6 +78,11 @@ impl Slots {
             asked.into_iter().map(|path| (volume.clone(), path)).collect::<Vec<_>>()
         };
         map.iter().flat_map(of).collect()
+    }
+
+    /// The volumes some of whose branches lie on other nodes.
+    pub(super) fn remote(&self) -> Vec<VolumeId> {
+        self.map().iter().filter(|(_, slot)| slot.hints().remote).map(|(volume, _)| volume.clone()).collect()
     }
 
     /// Forgets volumes that nobody uses and that have nothing to remember.

@@ -70,6 +70,10 @@ impl Core {
             record.phase = Phase::Staged;
             self.save(&record)
         });
+        if staged.is_ok() && record.has_remote() {
+            slot.hints().remote = true;
+            self.changed.notify_one();
+        }
         if staged.is_err() {
             // Only what this call made is there.
             if let Err(error) = self.take_back(slot, &mut record) {
