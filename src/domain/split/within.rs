@@ -84,7 +84,12 @@ impl<'a, O: Overhead> Within<'a, O> {
         }
         let Some(second) = &self.second else { return Err(first.refuse(first.largest())) };
         let second = self.planner(second);
-        second.found().ok_or_else(|| first.refuse(first.largest().max(second.largest())))
+        if let Some(plan) = second.found() {
+            return Ok(plan);
+        }
+        // Why what came nearest was not enough.
+        let (most, on_one) = (first.largest(), second.largest());
+        Err(if on_one > most { second.refuse(on_one) } else { first.refuse(most) })
     }
 
     pub(super) fn capacity(&self) -> Capacity {

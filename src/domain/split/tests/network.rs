@@ -163,6 +163,17 @@ fn where_no_node_reaches_another_a_volume_lies_on_one() {
 }
 
 #[test]
+fn where_only_others_reach_each_other_the_refusal_tells_of_the_nodes_that_could_hold_it() {
+    let pools =
+        [pool("a", "p", Bytes::gib(10)), pool("b", "p", Bytes::gib(8)), pool("c", "p", Bytes::gib(1))];
+    let network = network(&[("a", NONE), ("b", NONE), ("c", ALL), ("d", ALL)]);
+    let refusal = refused(&request(Bytes::gib(15)), &Policy::default(), &pools, &network);
+    assert_eq!(refusal.largest, Bytes::gib(10));
+    assert_eq!(refusal.pools[0].reason, "it could give 10Gi");
+    assert!(refusal.reason.contains("would fit over several nodes only"), "{}", refusal.reason);
+}
+
+#[test]
 fn strategies_shape_plans_over_the_nodes_in_reach() {
     let pools = [
         pool("a", "p", Bytes::gib(40)),
