@@ -279,6 +279,7 @@ fn split(id: &str, name: &str, gib: u64, pieces: &[Piece], reason: &str) -> (Vol
                 thin: false,
                 accept_unenforced: false,
                 access: None,
+                sharing: None,
             },
             status: BranchStatus {
                 phase: *phase,

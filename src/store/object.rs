@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::domain::access::shared::{Sharing, SharingReport};
 use crate::domain::access::{Access, ExportReport};
 use crate::domain::id::MAX_NAME;
 use crate::domain::policy::FsType;
@@ -373,6 +374,9 @@ pub struct BranchSpec {
     /// Who may use it, for a branch that goes to one node at a time; absent: it was never given to anybody but its owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
+    /// Who may use it, for a directory that several nodes use at once; absent: it was never given to several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<Sharing>,
 }
 
 /// Where a branch stands in its life.
@@ -413,6 +417,9 @@ pub struct BranchStatus {
     /// How other nodes reach it and who is let; absent where there never was anything to report.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<ExportReport>,
+    /// The same for several nodes at once; absent where it was never shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sharing: Option<SharingReport>,
     /// Conditions.
     #[serde(default)]
     pub conditions: Vec<Condition>,

@@ -172,6 +172,7 @@ impl Rig {
                 thin: false,
                 accept_unenforced: true,
                 access: None,
+                sharing: None,
             };
             let owner = if is_far(pool) { &self.far } else { &self.branches };
             let status = owner.ensure_present(&spec, false).expect("a branch");

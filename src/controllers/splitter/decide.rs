@@ -314,6 +314,7 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
             thin: policy.thin,
             accept_unenforced: policy.accept_unenforced,
             access: None,
+            sharing: None,
         },
         status: BranchStatus::default(),
     }

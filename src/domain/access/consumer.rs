@@ -72,6 +72,8 @@ pub enum NotYet {
         /// The owner.
         owner: NodeName,
     },
+    /// The branch is shared, and this node is not among those that it was given to.
+    Shared,
 }
 
 /// A sentence for people.
@@ -80,6 +82,7 @@ impl fmt::Display for NotYet {
         match self {
             Self::Granted { holder: Some(holder) } => write!(f, "the branch is given to node {holder}"),
             Self::Granted { holder: None } => f.write_str("the branch is given to nobody yet"),
+            Self::Shared => f.write_str("the branch is shared by other nodes, and not given to this one yet"),
             Self::Opened { owner } => {
                 write!(f, "node {owner}, which holds the branch, has not opened it to this node yet")
             }

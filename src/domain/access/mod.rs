@@ -27,6 +27,7 @@
 mod consumer;
 mod leader;
 mod owner;
+pub mod shared;
 
 use std::fmt;
 

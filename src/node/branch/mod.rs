@@ -205,6 +205,7 @@ impl Branches {
             enforcement: record.enforcement,
             fs_uuid: record.fs_uuid,
             export: None,
+            sharing: None,
             conditions: Vec::new(),
         })
     }

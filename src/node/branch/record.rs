@@ -137,6 +137,7 @@ mod tests {
             thin: false,
             accept_unenforced: false,
             access: None,
+            sharing: None,
         }
     }
 

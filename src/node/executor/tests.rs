@@ -21,6 +21,7 @@ fn branch(index: u32, phase: BranchPhase) -> Branch {
             thin: false,
             accept_unenforced: true,
             access: None,
+            sharing: None,
         },
         status: BranchStatus { phase, ..BranchStatus::default() },
     }

@@ -175,6 +175,7 @@ mod tests {
                 thin: false,
                 accept_unenforced: false,
                 access: None,
+                sharing: None,
             },
             status: BranchStatus { phase: BranchPhase::Bound, ..BranchStatus::default() },
         });
