@@ -231,6 +231,7 @@ impl BranchRecord {
             thin: self.thin,
             accept_unenforced: true,
             access: None,
+            sharing: None,
         }
     }
 }
