@@ -9,6 +9,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
 use union_csi::node::transport::nfs::{NfsConsumer, NfsOwner};
 use union_csi::node::transport::{
     Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Source, TransportError,
@@ -19,8 +21,8 @@ use union_csi::platform::nfs::{NFS_PORT, NfsRoots, NfsServing};
 /// Short, so that tests need not wait long; the kernel takes no less.
 const LEASE: Duration = Duration::from_secs(10);
 
-const USAGE: &str =
-    "export|allow|fence|unexport|exports|attach|detach|force-detach|attachments|append|hold|try-lock";
+const USAGE: &str = "export|allow|fence|unexport|exports|attach|detach|force-detach|attachments|append|append-locked|hold|hold-range|try-lock|\
+     try-range";
 
 /// `nfs ACTION ARGUMENT...`; a branch is told as `BRANCH@GENERATION`.
 pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
@@ -47,6 +49,29 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             }
         }
         ["append", file] => append(Path::new(file))?,
+        ["append-locked", file, word, times] => {
+            let mut file = OpenOptions::new().read(true).append(true).open(file)?;
+            for _ in 0..times.parse::<u32>()? {
+                range(&file, true, libc::F_WRLCK)?;
+                file.write_all(format!("{word}\n").as_bytes())?;
+                range(&file, true, libc::F_UNLCK)?;
+            }
+        }
+        ["hold-range", file] => {
+            let file = OpenOptions::new().read(true).write(true).open(file)?;
+            range(&file, true, libc::F_WRLCK)?;
+            println!("held");
+            std::io::stdout().flush()?;
+            std::thread::sleep(Duration::from_secs(600));
+        }
+        ["try-range", file] => {
+            let file = OpenOptions::new().read(true).write(true).open(file)?;
+            match range(&file, false, libc::F_WRLCK) {
+                Ok(()) => println!("free"),
+                Err(Errno::EAGAIN | Errno::EACCES) => println!("taken"),
+                Err(error) => return Err(error.into()),
+            }
+        }
         ["hold", file] => {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(file)?;
             file.lock()?;
@@ -65,6 +90,19 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         _ => return Err(format!("say {USAGE}, not {words:?}").into()),
     }
     Ok(())
+}
+
+/// Locks or unlocks the whole file by fcntl(2); `wait`: until whoever has it lets it go.
+fn range(file: &File, wait: bool, kind: libc::c_int) -> Result<(), Errno> {
+    let whole = libc::flock {
+        l_type: i16::try_from(kind).unwrap_or_default(),
+        l_whence: i16::try_from(libc::SEEK_SET).unwrap_or_default(),
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    let how = if wait { FcntlArg::F_SETLKW(&whole) } else { FcntlArg::F_SETLK(&whole) };
+    fcntl(file, how).map(drop)
 }
 
 /// The words of the contract are told apart by the tests.

@@ -7,6 +7,7 @@ mod network;
 mod nfs;
 mod nvme;
 mod owner;
+mod sharing;
 mod survey;
 mod transport;
 mod write_through;

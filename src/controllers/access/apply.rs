@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use snafu::Snafu;
 
-use super::decide::{Case, decide};
+use super::decide::{Case, Claims, Decision, Order, decide};
 use super::index::Seen;
 use super::keys::ensure_key;
-use crate::domain::NodeName;
-use crate::domain::access::{Access, LeaderDecision};
 use crate::store::{Pair, Store, StoreError};
 
 /// How long a write is waited for: longer than a client waits for an answer, so that its reason is told.
@@ -51,7 +49,7 @@ impl WriteError {
 #[derive(Debug)]
 pub(super) enum Written {
     /// The order is there.
-    Ordered { access: Access, seen: Seen },
+    Ordered { order: Order, seen: Seen },
     /// As the branch is now, there is nothing to be written.
     Needless(Seen),
     /// There is no such branch any more.
@@ -61,7 +59,7 @@ pub(super) enum Written {
 /// What the order is decided on beside the branch itself.
 #[derive(Clone, Debug)]
 pub(super) struct Ground {
-    pub(super) claims: Vec<NodeName>,
+    pub(super) claims: Claims,
     pub(super) owner_down: Option<String>,
 }
 
@@ -74,6 +72,8 @@ impl Ground {
             owner_down: self.owner_down.as_deref(),
             access: seen.access.as_ref(),
             allowed: seen.allowed.as_ref(),
+            sharing: seen.sharing.as_ref(),
+            shared: seen.shared.as_ref(),
         }
     }
 }
@@ -92,12 +92,14 @@ async fn order_now(store: &dyn Store, name: &str, ground: &Ground) -> Result<Wri
     // Whoever watches hears late of what others wrote; an order is only ever based on what the store has now.
     let Some(mut branch) = store.branches().get(name).await? else { return Ok(Written::Gone) };
     let seen = Seen::of(&branch);
-    let access = match decide(&ground.case(&seen)) {
-        LeaderDecision::Grant(access) | LeaderDecision::Revoke(access) => access,
-        LeaderDecision::Wait(_) | LeaderDecision::Settled => return Ok(Written::Needless(seen)),
-    };
-    ensure_key(store, &branch, &access).await?;
-    branch.spec.access = Some(access.clone());
+    let Decision::Order(order) = decide(&ground.case(&seen)) else { return Ok(Written::Needless(seen)) };
+    match &order {
+        Order::Access(access) => {
+            ensure_key(store, &branch, access).await?;
+            branch.spec.access = Some(access.clone());
+        }
+        Order::Sharing(sharing) => branch.spec.sharing = Some(sharing.clone()),
+    }
     let branch = store.branches().update(branch).await?;
-    Ok(Written::Ordered { access, seen: Seen::of(&branch) })
+    Ok(Written::Ordered { order, seen: Seen::of(&branch) })
 }

@@ -4,17 +4,27 @@ use jiff::Timestamp;
 
 use crate::controllers::splitter::is_silent;
 use crate::domain::NodeName;
-use crate::domain::access::{
-    Access, Claimant, ExportReport, LeaderDecision, Led, Waiting as Awaited, leader_step,
+use crate::domain::access::shared::{
+    SharedLeaderDecision, SharedLed, SharedWaiting, Sharing, SharingReport, is_shared, shared_leader_step,
 };
+use crate::domain::access::{Access, Claimant, ExportReport, LeaderDecision, Led, Waiting, leader_step};
 use crate::store::object::{Branch, StorageNode, VolumeSplit};
 
-/// Nodes that the volume is attached to for use by one at a time, the oldest first.
-///
-/// What many nodes use at once is not governed by orders to one: whoever had the branch before loses it.
-pub(super) fn claims(split: &VolumeSplit) -> Vec<NodeName> {
-    let exclusive = split.spec.attached.iter().filter(|a| !a.access_mode.multi_node());
-    exclusive.map(|a| a.node.clone()).collect()
+/// Nodes that the volume is attached to, the oldest first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Claims {
+    pub(super) nodes: Vec<NodeName>,
+    /// They use it at once; otherwise one at a time.
+    pub(super) shared: bool,
+}
+
+impl Claims {
+    pub(super) fn of(split: &VolumeSplit) -> Self {
+        let formats: Vec<_> = split.spec.branches.iter().map(|branch| branch.format).collect();
+        let attached = &split.spec.attached;
+        let shared = is_shared(attached.iter().map(|a| a.access_mode), &formats);
+        Self { nodes: attached.iter().map(|a| a.node.clone()).collect(), shared }
+    }
 }
 
 /// Why the owner of a branch is not expected to act. `heartbeat`: when it published last, so far as that is told; `None`:
@@ -32,8 +42,8 @@ pub(super) fn owner_down(heartbeat: Option<Option<Timestamp>>, now: Timestamp) -
 /// What a branch's object and the cluster say about it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
-    /// As [`claims`].
-    pub(super) claims: &'a [NodeName],
+    /// Where its volume is attached.
+    pub(super) claims: &'a Claims,
     /// The branch's owner.
     pub(super) owner: &'a NodeName,
     /// As [`owner_down`].
@@ -42,22 +52,76 @@ pub(super) struct Case<'a> {
     pub(super) access: Option<&'a Access>,
     /// `Branch.status.export.allowed`.
     pub(super) allowed: Option<&'a Access>,
+    /// `Branch.spec.sharing`.
+    pub(super) sharing: Option<&'a Sharing>,
+    /// `Branch.status.sharing`.
+    pub(super) shared: Option<&'a SharingReport>,
 }
 
-/// Decides.
-pub(super) fn decide(case: &Case<'_>) -> LeaderDecision {
+/// What is to be written into a branch's spec.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Order {
+    /// One node, or nobody, has it alone.
+    Access(Access),
+    /// These share it.
+    Sharing(Sharing),
+}
+
+/// What the leader does about a branch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    Order(Order),
+    /// A sentence: what is waited for.
+    Wait(String),
+    Settled,
+}
+
+impl From<LeaderDecision> for Decision {
+    fn from(decision: LeaderDecision) -> Self {
+        match decision {
+            LeaderDecision::Grant(access) | LeaderDecision::Revoke(access) => {
+                Self::Order(Order::Access(access))
+            }
+            LeaderDecision::Wait(awaited) => Self::Wait(Waiting::to_string(&awaited)),
+            LeaderDecision::Settled => Self::Settled,
+        }
+    }
+}
+
+/// Decides: who shares the branch first, since nobody has alone what others share.
+pub(super) fn decide(case: &Case<'_>) -> Decision {
     // Kubernetes deletes the VolumeAttachment of a node that is out of service, and the claim goes with it.
     let claimant = |node: &NodeName| Claimant { node: node.clone(), out_of_service: false };
-    let claimants: Vec<Claimant> = case.claims.iter().map(claimant).collect();
+    let claimants: Vec<Claimant> = case.claims.nodes.iter().map(claimant).collect();
     let report =
         case.allowed.map(|allowed| ExportReport { allowed: allowed.clone(), ..ExportReport::default() });
-    leader_step(&Led {
+    let alone = |claimants: &[Claimant]| {
+        leader_step(&Led {
+            claimants,
+            owner: case.owner,
+            owner_down: case.owner_down,
+            access: case.access,
+            report: report.as_ref(),
+        })
+        .into()
+    };
+    let shared = shared_leader_step(&SharedLed {
         claimants: &claimants,
+        shared: case.claims.shared,
+        access: case.access,
+        export: report.as_ref(),
         owner: case.owner,
         owner_down: case.owner_down,
-        access: case.access,
-        report: report.as_ref(),
-    })
+        sharing: case.sharing,
+        report: case.shared,
+    });
+    match shared {
+        SharedLeaderDecision::Write(sharing) => Decision::Order(Order::Sharing(sharing)),
+        SharedLeaderDecision::Wait(awaited) => Decision::Wait(SharedWaiting::to_string(&awaited)),
+        SharedLeaderDecision::RevokeFirst => alone(&[]),
+        SharedLeaderDecision::Settled if case.claims.shared => Decision::Settled,
+        SharedLeaderDecision::Settled => alone(&claimants),
+    }
 }
 
 /// Why a branch of an attached volume is not used where the volume is; a sentence. `None` where it is, where the next order
@@ -69,8 +133,8 @@ pub fn waiting(
     owner: Option<&StorageNode>,
     now: Timestamp,
 ) -> Option<String> {
-    let claims = claims(split);
-    let wants = claims.first()?;
+    let claims = Claims::of(split);
+    let wants = claims.nodes.first()?;
     let down = owner_down(owner.map(|node| node.status.heartbeat), now);
     let case = Case {
         claims: &claims,
@@ -78,15 +142,17 @@ pub fn waiting(
         owner_down: down.as_deref(),
         access: branch.spec.access.as_ref(),
         allowed: branch.status.export.as_ref().map(|export| &export.allowed),
+        sharing: branch.spec.sharing.as_ref(),
+        shared: branch.status.sharing.as_ref(),
     };
     match decide(&case) {
-        LeaderDecision::Wait(awaited) => Some(sentence(&branch.meta.name, wants, &awaited)),
-        LeaderDecision::Grant(_) | LeaderDecision::Revoke(_) | LeaderDecision::Settled => None,
+        Decision::Wait(awaited) => Some(sentence(&branch.meta.name, wants, &awaited)),
+        Decision::Order(_) | Decision::Settled => None,
     }
 }
 
 /// What is told of a branch that waits.
-pub(super) fn sentence(branch: &str, wants: &NodeName, awaited: &Awaited) -> String {
+pub(super) fn sentence(branch: &str, wants: &NodeName, awaited: &str) -> String {
     format!("branch {branch} cannot be used on node {wants} yet: {awaited}")
 }
 
@@ -122,24 +188,74 @@ mod tests {
     }
 
     #[test]
-    fn only_attachments_for_one_node_at_a_time_are_claims() {
+    fn claims_are_in_their_order_and_shared_where_all_are_for_many_nodes() {
         let one = AccessMode::SingleNodeWriter;
-        assert_eq!(claims(&split(&[("b", one), ("a", one)])), [node("b"), node("a")], "in their order");
+        let claims = Claims::of(&split(&[("b", one), ("a", one)]));
+        assert_eq!(claims, Claims { nodes: vec![node("b"), node("a")], shared: false }, "in their order");
         for mode in [AccessMode::MultiNodeMultiWriter, AccessMode::MultiNodeReaderOnly] {
-            assert!(claims(&split(&[("a", mode)])).is_empty());
+            assert!(Claims::of(&split(&[("a", mode)])).shared);
+            assert!(!Claims::of(&split(&[("a", mode), ("b", one)])).shared);
         }
     }
 
     #[test]
+    fn who_shares_a_branch_is_ordered_at_once_and_after_whoever_had_it_alone() {
+        let both = Claims { nodes: vec![node("b"), node("a")], shared: true };
+        let owner = node("o");
+        let case = Case {
+            claims: &both,
+            owner: &owner,
+            owner_down: None,
+            access: None,
+            allowed: None,
+            sharing: None,
+            shared: None,
+        };
+        let order = Sharing { consumers: vec![node("a"), node("b")], epoch: Epoch(1) };
+        assert_eq!(decide(&case), Decision::Order(Order::Sharing(order.clone())));
+        let (has, nobody) = (access(Some("c"), 2), access(None, 3));
+        let alone = Case { access: Some(&has), allowed: Some(&has), ..case };
+        assert_eq!(decide(&alone), Decision::Order(Order::Access(nobody.clone())));
+        let fenced = Case { access: Some(&nobody), allowed: Some(&nobody), ..case };
+        assert_eq!(decide(&fenced), Decision::Order(Order::Sharing(order.clone())));
+        let waits = decide(&Case { sharing: Some(&order), ..case });
+        assert!(
+            matches!(&waits, Decision::Wait(why) if why.contains("has not opened it to a, b")),
+            "{waits:?}"
+        );
+        // One that wants it alone waits until nobody shares it.
+        let one = Claims { nodes: vec![node("c")], shared: false };
+        let ends = Sharing { consumers: Vec::new(), epoch: Epoch(2) };
+        let decision = decide(&Case { claims: &one, sharing: Some(&order), ..case });
+        assert_eq!(decision, Decision::Order(Order::Sharing(ends.clone())));
+        let waits = decide(&Case { claims: &one, sharing: Some(&ends), ..case });
+        assert!(matches!(waits, Decision::Wait(_)), "{waits:?}");
+        let told = SharingReport { epoch: Epoch(2), ..SharingReport::default() };
+        let decision = decide(&Case { claims: &one, sharing: Some(&ends), shared: Some(&told), ..case });
+        assert_eq!(decision, Decision::Order(Order::Access(access(None, 1))), "as if it never was");
+    }
+
+    #[test]
     fn a_volume_used_where_its_branches_lie_is_left_alone() {
-        let (here, owner) = ([node("o")], node("o"));
-        let case = Case { claims: &here, owner: &owner, owner_down: None, access: None, allowed: None };
-        assert_eq!(decide(&case), LeaderDecision::Settled);
-        assert_eq!(decide(&Case { claims: &[], ..case }), LeaderDecision::Settled);
-        let there = [node("a")];
+        let claims = |name: &str| Claims { nodes: vec![node(name)], shared: false };
+        let (here, owner) = (claims("o"), node("o"));
+        let case = Case {
+            claims: &here,
+            owner: &owner,
+            owner_down: None,
+            access: None,
+            allowed: None,
+            sharing: None,
+            shared: None,
+        };
+        assert_eq!(decide(&case), Decision::Settled);
+        assert_eq!(decide(&Case { claims: &Claims::default(), ..case }), Decision::Settled);
+        let shared = Claims { shared: true, ..here.clone() };
+        assert_eq!(decide(&Case { claims: &shared, ..case }), Decision::Settled, "by many, who are one");
+        let there = claims("a");
         assert_eq!(
             decide(&Case { claims: &there, ..case }),
-            LeaderDecision::Revoke(access(None, 1)),
+            Decision::Order(Order::Access(access(None, 1))),
             "its owner may have used it"
         );
     }
@@ -148,9 +264,16 @@ mod tests {
     fn a_volume_that_is_attached_nowhere_leaves_its_branches_with_nobody() {
         let owner = node("o");
         let (has, told) = (access(Some("a"), 2), access(Some("a"), 2));
-        let case =
-            Case { claims: &[], owner: &owner, owner_down: None, access: Some(&has), allowed: Some(&told) };
-        assert_eq!(decide(&case), LeaderDecision::Revoke(access(None, 3)));
+        let case = Case {
+            claims: &Claims::default(),
+            owner: &owner,
+            owner_down: None,
+            access: Some(&has),
+            allowed: Some(&told),
+            sharing: None,
+            shared: None,
+        };
+        assert_eq!(decide(&case), Decision::Order(Order::Access(access(None, 3))));
     }
 
     #[test]

@@ -9,25 +9,24 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::decide::claims;
+use super::decide::Claims;
 use crate::domain::NodeName;
 use crate::domain::access::Access;
+use crate::domain::access::shared::{Sharing, SharingReport};
 use crate::store::object::{Branch, VolumeSplit};
 
 /// Where a volume is wanted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
-    /// As [`claims`].
-    pub(super) claims: Vec<NodeName>,
+    pub(super) claims: Claims,
     /// The VolumeAttachment that the oldest claim comes from.
     pub(super) asked_by: Option<String>,
 }
 
 impl Wanted {
     pub(super) fn of(split: &VolumeSplit) -> Self {
-        let claims = claims(split);
-        let first = split.spec.attached.iter().find(|a| claims.first() == Some(&a.node));
-        Self { asked_by: first.and_then(|a| a.volume_attachment.clone()), claims }
+        let first = split.spec.attached.first();
+        Self { asked_by: first.and_then(|a| a.volume_attachment.clone()), claims: Claims::of(split) }
     }
 }
 
@@ -38,6 +37,8 @@ pub(super) struct Seen {
     pub(super) owner: NodeName,
     pub(super) access: Option<Access>,
     pub(super) allowed: Option<Access>,
+    pub(super) sharing: Option<Sharing>,
+    pub(super) shared: Option<SharingReport>,
 }
 
 impl Seen {
@@ -47,12 +48,20 @@ impl Seen {
             owner: branch.spec.node.clone(),
             access: branch.spec.access.clone(),
             allowed: branch.status.export.as_ref().map(|export| export.allowed.clone()),
+            sharing: branch.spec.sharing.clone(),
+            shared: branch.status.sharing.clone(),
         }
     }
 }
 
 /// The orders and reports of a branch that has any.
-type Governed = (Option<Access>, Option<Access>);
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Governed {
+    access: Option<Access>,
+    allowed: Option<Access>,
+    sharing: Option<Sharing>,
+    shared: Option<SharingReport>,
+}
 
 #[derive(Debug)]
 struct Kept {
@@ -84,8 +93,10 @@ impl Index {
     pub(super) fn branch(&self, name: &str) -> Option<(Seen, &Wanted)> {
         let kept = self.branches.get(name)?;
         let wanted = self.volumes.get(&kept.volume)?.wanted.as_ref()?;
-        let (access, allowed) = kept.governed.as_deref().cloned().unwrap_or_default();
-        let seen = Seen { volume: kept.volume.clone(), owner: (*kept.owner).clone(), access, allowed };
+        let Governed { access, allowed, sharing, shared } =
+            kept.governed.as_deref().cloned().unwrap_or_default();
+        let (volume, owner) = (kept.volume.clone(), (*kept.owner).clone());
+        let seen = Seen { volume, owner, access, allowed, sharing, shared };
         Some((seen, wanted))
     }
 
@@ -106,8 +117,9 @@ impl Index {
 
     /// Takes a state of a branch; true where it tells anything new.
     pub(super) fn put_branch(&mut self, name: &str, seen: Seen) -> bool {
-        let Seen { volume, owner, access, allowed } = seen;
-        let governed = (access.is_some() || allowed.is_some()).then(|| Box::new((access, allowed)));
+        let Seen { volume, owner, access, allowed, sharing, shared } = seen;
+        let governed = Governed { access, allowed, sharing, shared };
+        let governed = (governed != Governed::default()).then(|| Box::new(governed));
         let owner = match self.owners.get(&owner) {
             Some(known) => known.clone(),
             None => {
@@ -184,11 +196,18 @@ mod tests {
     use crate::domain::access::Epoch;
 
     fn seen(volume: &str, owner: &str) -> Seen {
-        Seen { volume: volume.into(), owner: owner.parse().unwrap(), access: None, allowed: None }
+        Seen {
+            volume: volume.into(),
+            owner: owner.parse().unwrap(),
+            access: None,
+            allowed: None,
+            sharing: None,
+            shared: None,
+        }
     }
 
     fn wanted(node: &str) -> Option<Wanted> {
-        Some(Wanted { claims: vec![node.parse().unwrap()], asked_by: None })
+        Some(Wanted { claims: Claims { nodes: vec![node.parse().unwrap()], shared: false }, asked_by: None })
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! - two nodes that can prove to each other who they are share a key before one is given a branch of the other;
 //! - how long an owner does not answer changes what is told of it, never what is ordered.
 //!
-//! Volumes that several nodes use at once have no claims here: nobody is given their branches by orders to one.
+//! Branches of volumes that several nodes use at once are ordered in `Branch.spec.sharing`
+//! ([`crate::domain::access::shared`]); one that goes over from one way to the other is taken from everybody in between.
 
 mod apply;
 mod decide;
@@ -39,12 +40,11 @@ use super::events::Notice;
 use super::queue::Queue;
 use super::watch::{Told, stored};
 use crate::domain::NodeName;
-use crate::domain::access::LeaderDecision;
 use crate::store::Store;
 use crate::store::object::{Branch, StorageNode, VolumeSplit};
 use apply::{Ground, WriteError, Written, order};
 pub use decide::waiting;
-use decide::{decide, owner_down, sentence};
+use decide::{Decision, Order, decide, owner_down, sentence};
 pub use figures::{AccessCounters, AccessFigures};
 use index::{Index, Seen, Wanted};
 use telling::Teller;
@@ -171,7 +171,7 @@ impl AccessController {
     fn begin(&mut self) {
         let now = Instant::now();
         // Of tens of thousands nearly none has anything to be done about it.
-        let at_rest = |branch: &&Arc<str>| matches!(self.decide(branch), Some((LeaderDecision::Settled, _)));
+        let at_rest = |branch: &&Arc<str>| matches!(self.decide(branch), Some((Decision::Settled, _)));
         let due: Vec<Arc<str>> = self.index.branches().filter(|b| !at_rest(b)).cloned().collect();
         for branch in due {
             self.queue.add(&branch, now);
@@ -235,7 +235,7 @@ impl AccessController {
             return None;
         };
         match decision {
-            LeaderDecision::Grant(_) | LeaderDecision::Revoke(_) => {
+            Decision::Order(_) => {
                 self.busy.insert(branch.clone(), false);
                 let (store, branch) = (self.store.clone(), branch.clone());
                 Some(Box::pin(async move {
@@ -243,16 +243,16 @@ impl AccessController {
                     Outcome { branch, result }
                 }))
             }
-            LeaderDecision::Wait(awaited) => {
+            Decision::Wait(awaited) => {
                 self.queue.succeeded(branch);
                 // Nobody waits for what nobody wants.
-                match ground.claims.first() {
+                match ground.claims.nodes.first() {
                     Some(wants) => self.wait(branch, sentence(branch, wants, &awaited)),
                     None => self.at_rest(branch),
                 }
                 None
             }
-            LeaderDecision::Settled => {
+            Decision::Settled => {
                 self.at_rest(branch);
                 None
             }
@@ -260,7 +260,7 @@ impl AccessController {
     }
 
     /// What is to be done about a branch as it is known, and on what ground; `None` where it is gone, or its volume is.
-    fn decide(&self, branch: &str) -> Option<(LeaderDecision, Ground)> {
+    fn decide(&self, branch: &str) -> Option<(Decision, Ground)> {
         let (seen, wanted) = self.index.branch(branch)?;
         let ground = Ground {
             claims: wanted.claims.clone(),
@@ -302,13 +302,18 @@ impl AccessController {
             Ok(written) => {
                 self.queue.succeeded(&branch);
                 let seen = match written {
-                    Written::Ordered { access, seen } => {
-                        self.counters.ordered(access.consumer.is_some());
-                        let given = access.consumer.as_ref().map_or("nobody", NodeName::as_str);
+                    Written::Ordered { order, seen } => {
+                        let (nodes, epoch) = match &order {
+                            Order::Access(access) => (access.consumer.as_slice(), access.epoch),
+                            Order::Sharing(sharing) => (&*sharing.consumers, sharing.epoch),
+                        };
+                        self.counters.ordered(!nodes.is_empty());
+                        let given = nodes.iter().map(NodeName::as_str).collect::<Vec<_>>().join(", ");
+                        let given = if nodes.is_empty() { "nobody" } else { &given };
                         tracing::info!(
                             branch.id = &*branch,
                             given.to = given,
-                            epoch = access.epoch.0,
+                            epoch = epoch.0,
                             "branch ordered"
                         );
                         Some(seen)

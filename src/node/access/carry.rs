@@ -8,6 +8,7 @@ use super::AccessError;
 use super::exporter::{Asked, Key, Settled};
 use super::mark::Kept;
 use super::tally::Tally;
+use crate::domain::access::shared::SharedMark;
 use crate::domain::access::{ExportReport, Exported, Generation, Mark, Owned, OwnerAction, Peer, owner_step};
 use crate::domain::reach::Transport;
 use crate::domain::{NodeName, Secret};
@@ -22,6 +23,10 @@ pub(in crate::node) trait Held {
     fn kept(&self) -> Result<Kept, BranchError>;
     /// Keeps that, down to the disk.
     fn remember(&self, mark: &Mark) -> Result<(), BranchError>;
+    /// What is kept of those who share it.
+    fn kept_shared(&self) -> Result<Kept<SharedMark>, BranchError>;
+    /// Keeps that, down to the disk.
+    fn remember_shared(&self, mark: &SharedMark) -> Result<(), BranchError>;
     /// Whether this node has it attached.
     fn here(&self) -> Result<bool, BranchError>;
     /// What would be exported.
@@ -55,11 +60,15 @@ pub(super) struct Pass<'a, H: Held> {
 impl<H: Held> Pass<'_, H> {
     /// Looks at the branch and does what is to be done.
     pub(super) fn run(&self) -> Result<Next, AccessError> {
-        let mark = self.mark()?;
-        let export = match self.export(mark.as_ref())? {
+        let (mark, shared) = (self.mark()?, self.shared_mark()?);
+        let export = match self.export(mark.as_ref(), shared.as_ref())? {
             Ok(export) => export,
             Err(Untidy) => return Ok(Next::Again),
         };
+        if let Some(next) = self.share(mark.as_ref(), shared.as_ref(), export.as_ref())? {
+            return Ok(next);
+        }
+        let mark = self.above(mark, shared.as_ref());
         let asked = self.asked;
         // Of a branch that no order ever named nothing else is asked.
         let governed = mark.is_some() || asked.wanted.is_some() || asked.reported.is_some();
@@ -99,8 +108,13 @@ impl<H: Held> Pass<'_, H> {
     }
 
     fn mark(&self) -> Result<Option<Mark>, AccessError> {
+        self.known(self.held.kept()?)
+    }
+
+    /// What is kept, if it can be understood.
+    pub(super) fn known<M>(&self, kept: Kept<M>) -> Result<Option<M>, AccessError> {
         let id = &self.asked.spec.id;
-        match self.held.kept()? {
+        match kept {
             Kept::Nothing => Ok(None),
             Kept::Mark(mark) => Ok(Some(mark)),
             Kept::Lost(reason) => {
@@ -116,12 +130,17 @@ impl<H: Held> Pass<'_, H> {
     }
 
     /// The branch's export in the kernel. What is half made, or there twice, is ended whole: nobody had a use of it.
-    fn export(&self, mark: Option<&Mark>) -> Result<Result<Option<Exported>, Untidy>, AccessError> {
+    fn export(
+        &self,
+        mark: Option<&Mark>,
+        shared: Option<&SharedMark>,
+    ) -> Result<Result<Option<Exported>, Untidy>, AccessError> {
         let branch = &self.asked.spec.id;
         let owner = match &self.owner {
             Ok(owner) => *owner,
             Err(source) => {
-                let Some(source) = self.may_stand(mark).then(|| again(source)) else { return Ok(Ok(None)) };
+                let stands = self.may_stand(mark) || self.may_be_shared(shared);
+                let Some(source) = stands.then(|| again(source)) else { return Ok(Ok(None)) };
                 return Err(AccessError::Unseen {
                     branch: branch.clone(),
                     transport: self.transport,
@@ -229,7 +248,7 @@ impl<H: Held> Pass<'_, H> {
         }
     }
 
-    fn owner(&self) -> Result<&dyn Owner, AccessError> {
+    pub(super) fn owner(&self) -> Result<&dyn Owner, AccessError> {
         self.owner.as_ref().copied().map_err(|e| self.failed("export it", again(e)))
     }
 
@@ -252,10 +271,11 @@ impl<H: Held> Pass<'_, H> {
         let other = consumer.filter(|node| node != self.node && !self.asked.deleting);
         let open = export.is_some_and(|export| !export.allowed.is_empty());
         let (open_to, waits_for) = if open { (other, None) } else { (None, other) };
-        Settled { report, open_to, waits_for, transport: self.transport }
+        let open_to = open_to.into_iter().collect();
+        Settled { report, shared: None, open_to, waits_for, transport: self.transport }
     }
 
-    fn failed(&self, action: &'static str, source: TransportError) -> AccessError {
+    pub(super) fn failed(&self, action: &'static str, source: TransportError) -> AccessError {
         AccessError::Transport { branch: self.asked.spec.id.clone(), action, source }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::carry::{Next, Pass};
 use super::tally::Tally;
 use super::{AccessError, ExportCounts, LocalUse};
+use crate::domain::access::shared::{Sharing, SharingReport};
 use crate::domain::access::{Access, ExportReport};
 use crate::domain::reach::Transport;
 use crate::domain::{BranchId, NodeName, Secret};
@@ -42,6 +43,10 @@ pub(in crate::node) struct Asked<'a> {
     pub(in crate::node) key: Key,
     /// `Branch.status.export`.
     pub(in crate::node) reported: Option<&'a ExportReport>,
+    /// `Branch.spec.sharing`; `None` also where the store was not asked.
+    pub(in crate::node) sharing: Option<&'a Sharing>,
+    /// `Branch.status.sharing`.
+    pub(in crate::node) shared: Option<&'a SharingReport>,
 }
 
 /// All that can be done for a branch is done.
@@ -49,9 +54,11 @@ pub(in crate::node) struct Asked<'a> {
 pub struct Settled {
     /// What was seen, where that is news.
     pub report: Option<ExportReport>,
-    /// The other node that it is open to.
-    pub open_to: Option<NodeName>,
-    /// The other node that it is to be open to, and that has not published what it calls itself.
+    /// The same of those who share it.
+    pub shared: Option<SharingReport>,
+    /// The other nodes that it is open to.
+    pub open_to: Vec<NodeName>,
+    /// Another node that it is to be open to, and that has not published what it calls itself.
     pub waits_for: Option<NodeName>,
     /// The transport that the branch goes by.
     pub transport: Transport,
@@ -112,7 +119,7 @@ impl Exporter {
         let settled = self.look_until_settled(asked);
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         match &settled {
-            Ok(Settled { open_to: Some(_), .. }) => drop(open.insert(asked.spec.id.clone())),
+            Ok(settled) if !settled.open_to.is_empty() => drop(open.insert(asked.spec.id.clone())),
             Ok(_) => drop(open.remove(&asked.spec.id)),
             Err(_) => Tally::count(&self.tally.failures),
         }
@@ -178,6 +185,6 @@ impl Exporter {
                 source,
             })?;
         }
-        Ok(Settled { report: None, open_to: None, waits_for: None, transport })
+        Ok(Settled { report: None, shared: None, open_to: Vec::new(), waits_for: None, transport })
     }
 }

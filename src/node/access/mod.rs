@@ -15,6 +15,7 @@ mod carry;
 mod exporter;
 pub(in crate::node) mod mark;
 mod restore;
+mod shared;
 mod tally;
 
 use snafu::Snafu;

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use super::AccessError;
 use super::exporter::{Asked, Exporter, Key};
-use super::{AccessError, mark};
+use super::mark::{self, Kept};
 use crate::domain::BranchId;
+use crate::domain::access::Mark;
+use crate::domain::access::shared::SharedMark;
 use crate::store::object::BranchSpec;
 
 /// An export that is not back.
@@ -20,8 +23,10 @@ impl Exporter {
     /// The branches, in pools that can be used now, that were given to another node as far as their marks tell.
     pub(in crate::node) fn given(&self) -> Vec<BranchSpec> {
         self.branches().specs(&self.node().clone(), |host, place| {
-            let kept = mark::read(host, place);
-            matches!(kept, Ok(mark::Kept::Mark(m)) if m.access.consumer.as_ref().is_some_and(|to| to != self.node()))
+            let alone = mark::read::<Mark>(host, place);
+            let shared = mark::read::<SharedMark>(host, place);
+            matches!(alone, Ok(Kept::Mark(m)) if m.access.consumer.as_ref().is_some_and(|to| to != self.node()))
+                || matches!(shared, Ok(Kept::Mark(m)) if m.consumers.iter().any(|sharer| sharer.node != *self.node()))
         })
     }
 
@@ -37,6 +42,8 @@ impl Exporter {
                 identities: &nobody,
                 key: Key::Kept,
                 reported: None,
+                sharing: None,
+                shared: None,
             };
             if let Err(error) = self.settle(&asked) {
                 missed.push(Missed { branch: spec.id.clone(), error });

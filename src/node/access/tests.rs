@@ -7,7 +7,9 @@ use super::exporter::{Asked, Key, Settled};
 use super::mark::Kept;
 use super::tally::Tally;
 use super::*;
+use crate::domain::access::shared::{SharedMark, Sharing, SharingReport};
 use crate::domain::access::{Access, Epoch, ExportReport, Generation, Mark};
+use crate::domain::split::BranchFormat;
 use crate::domain::{Bytes, NodeName};
 use crate::node::keys::KeyFiles;
 use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source};
@@ -21,6 +23,8 @@ struct Kernel {
     durable: bool,
     /// What each that was let in was to prove.
     keys: Vec<Option<Secret>>,
+    /// It is a directory, which goes to several.
+    many: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,7 +45,7 @@ impl FakeOwner {
             work(&mut kernel);
         }
         let open: Vec<_> = kernel.exports.values().flat_map(|(_, allowed)| allowed.clone()).collect();
-        assert!(open.len() <= 1, "two nodes may write: {open:?}");
+        assert!(open.len() <= 1 || kernel.many, "two nodes may write: {open:?}");
         match failing {
             None => Ok(()),
             Some(_) => {
@@ -100,6 +104,7 @@ impl Owner for FakeOwner {
 #[derive(Default)]
 struct FakeBranch {
     kept: RefCell<Option<Kept>>,
+    shared: RefCell<Option<SharedMark>>,
     here: Cell<bool>,
     fail: Cell<Option<When>>,
 }
@@ -125,6 +130,13 @@ impl Held for &FakeBranch {
         let failed = || BranchError::Mark { branch: "v-0".parse().unwrap(), reason: "told to".to_owned() };
         fail.map_or(Ok(()), |_| Err(failed()))
     }
+    fn kept_shared(&self) -> Result<Kept<SharedMark>, BranchError> {
+        Ok(self.shared.borrow().clone().map_or(Kept::Nothing, Kept::Mark))
+    }
+    fn remember_shared(&self, mark: &SharedMark) -> Result<(), BranchError> {
+        *self.shared.borrow_mut() = Some(mark.clone());
+        Ok(())
+    }
     fn here(&self) -> Result<bool, BranchError> {
         Ok(self.here.get())
     }
@@ -142,6 +154,8 @@ struct World {
     wanted: Option<Access>,
     deleting: bool,
     reported: Option<ExportReport>,
+    sharing: Option<Sharing>,
+    shared: Option<SharingReport>,
     unable: Option<TransportError>,
     /// The store's.
     key: Option<Secret>,
@@ -159,7 +173,10 @@ impl World {
     /// One attempt, as the executor makes it.
     fn settle(&mut self) -> Result<Settled, AccessError> {
         let spec = crate::store::contract::branch("v", 0, "a").spec;
-        let spec = BranchSpec { id: "v-0".parse().unwrap(), ..spec };
+        // What is shared is a directory.
+        let format = if self.sharing.is_some() { BranchFormat::Directory } else { spec.format };
+        let spec = BranchSpec { id: "v-0".parse().unwrap(), format, ..spec };
+        self.owner.0.lock().unwrap().many |= self.sharing.is_some();
         let identities = ["b", "c"].map(|n| (n.parse::<NodeName>().unwrap(), format!("nqn.{n}"))).into();
         let asked = Asked {
             spec: &spec,
@@ -168,6 +185,8 @@ impl World {
             identities: &identities,
             key: if self.alone { Key::Kept } else { Key::Stored(self.key.clone()) },
             reported: self.reported.as_ref(),
+            sharing: self.sharing.as_ref(),
+            shared: self.shared.as_ref(),
         };
         let state = self.state.get_or_insert_with(|| tempfile::tempdir().unwrap());
         let keys = KeyFiles::new(&crate::platform::Host::new(), state.path());
@@ -191,11 +210,15 @@ impl World {
                     if let Some(report) = &settled.report {
                         self.reported = Some(report.clone());
                     }
+                    if let Some(report) = &settled.shared {
+                        self.shared = Some(report.clone());
+                    }
                     return Ok(settled);
                 }
             }
             let open = self.owner.allowed();
-            assert!(open.is_empty() || !self.branch.here.get(), "{open:?} and this node may write");
+            let both = !open.is_empty() && self.branch.here.get();
+            assert!(!both || self.sharing.is_some(), "{open:?} and this node may write");
         }
         panic!("it does not come to rest");
     }
@@ -316,7 +339,7 @@ fn after_a_reboot_the_mark_alone_tells_what_to_export_and_under_which_name() {
         world.reboot();
         let wanted = world.wanted.take();
         let settled = world.settle().unwrap();
-        assert_eq!(settled.open_to.as_ref().map(NodeName::as_str), Some("b"));
+        assert_eq!(settled.open_to, ["b".parse::<NodeName>().unwrap()]);
         assert_eq!(world.owner.allowed(), [(generation, "nqn.b".to_owned())]);
         let calls = world.owner.0.lock().unwrap().calls;
         world.wanted = wanted;
@@ -424,7 +447,63 @@ fn a_branch_that_is_to_go_is_taken_from_everybody_whatever_the_order_says() {
     world.settle().unwrap();
     world.deleting = true;
     let settled = world.settle().unwrap();
-    assert_eq!((world.owner.allowed(), settled.open_to, settled.waits_for), (Vec::new(), None, None));
+    assert_eq!((world.owner.allowed(), settled.open_to, settled.waits_for), (Vec::new(), Vec::new(), None));
+}
+
+#[test]
+fn a_shared_branch_is_let_to_those_who_are_named_whichever_call_fails_and_then_to_one_alone() {
+    let sharing = |nodes: &[&str], epoch| {
+        let consumers = nodes.iter().map(|node| node.parse().unwrap()).collect();
+        Some(Sharing { consumers, epoch: Epoch(epoch) })
+    };
+    let orders: [&[&str]; 4] = [&["a", "b", "c"], &["c"], &["b", "c"], &[]];
+    let mut failures = 0;
+    for when in [When::Before, When::After] {
+        for fails in 1..40 {
+            let mut world = World::default();
+            // Used at home before anybody else wanted it, and given to one alone before.
+            world.branch.here.set(true);
+            world.owner.0.lock().unwrap().fail = Some((fails, when));
+            for (epoch, nodes) in (1..).zip(orders) {
+                world.sharing = sharing(nodes, epoch);
+                failures += u32::from(world.settle().is_err());
+                world.settle().unwrap();
+                let allowed: Vec<_> = world.owner.allowed().into_iter().map(|(_, name)| name).collect();
+                let named = |list: &[&str]| -> Vec<String> {
+                    let others = list.iter().filter(|node| **node != "a");
+                    others.map(|node| format!("nqn.{node}")).collect()
+                };
+                let mut expected = named(nodes);
+                expected.sort();
+                let mut found = allowed.clone();
+                found.sort();
+                assert_eq!(found, expected);
+                assert_eq!(world.branch.here.get(), nodes.contains(&"a"));
+                let report = world.shared.clone().unwrap();
+                assert_eq!(report.epoch, Epoch(epoch));
+                assert!(report.consumers.iter().map(|sharer| sharer.node.as_str()).eq(nodes.iter().copied()));
+                let generation = world.branch.shared.borrow().as_ref().unwrap().generation;
+                assert_eq!(generation, Generation(1), "whoever stays keeps what it has");
+                if !nodes.is_empty() {
+                    // A reboot, and no store to ask.
+                    world.reboot();
+                    world.branch.here.set(nodes.contains(&"a"));
+                    let asked = world.sharing.take();
+                    world.sharing = sharing(nodes, 0);
+                    world.settle().unwrap();
+                    assert_eq!(world.owner.allowed().len(), expected.len());
+                    world.sharing = asked;
+                }
+            }
+            // From here on one node has it alone, under a name that was not yet.
+            world.order(Some("c"), 1);
+            failures += u32::from(world.settle().is_err());
+            world.settle().unwrap();
+            assert_eq!(world.owner.allowed(), [(2, "nqn.c".to_owned())]);
+            assert_eq!(world.reported.as_ref().unwrap().allowed, world.branch.mark().access);
+        }
+    }
+    assert!(failures > 10, "{failures}");
 }
 
 #[test]

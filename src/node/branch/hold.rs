@@ -5,6 +5,7 @@ use std::sync::PoisonError;
 
 use super::record::{self, BranchRecord};
 use super::{BranchError, Branches, Result, Turn, branch_error, place};
+use crate::domain::access::shared::{SharedConsuming, SharedMark, governs, shared_consumer_step};
 use crate::domain::access::{ConsumerDecision, Consuming, Mark, consumer_step};
 use crate::domain::split::BranchFormat;
 use crate::domain::{BranchId, NodeName};
@@ -127,31 +128,35 @@ impl Branches {
         }
         let read =
             |source| BranchError::Host { branch: spec.id.clone(), action: "read who may use it", source };
-        let mark = match mark::read(&self.host, path).map_err(read)? {
-            Kept::Nothing => None,
-            Kept::Mark(mark) => Some(mark),
-            Kept::Lost(reason) => {
-                let reason = format!(
-                    "{reason}: it is written anew from the branch's object; where that names nobody, remove the file if no \
-                     other node uses the branch"
-                );
-                return branch_error::MarkSnafu { branch: spec.id.clone(), reason }.fail();
-            }
-            Kept::Newer(reason) => {
-                return branch_error::MarkSnafu { branch: spec.id.clone(), reason }.fail();
-            }
+        let mark: Option<Mark> = known(spec, mark::read(&self.host, path).map_err(read)?)?;
+        let shared: Option<SharedMark> = match spec.format {
+            BranchFormat::Directory => known(spec, mark::read(&self.host, path).map_err(read)?)?,
+            BranchFormat::Image => None,
         };
         // What is attached already is asked about in the same way: it may be dead, and would be attached anew.
-        let decision = consumer_step(&Consuming {
-            node: &spec.node,
-            owner: &spec.node,
-            needed: true,
-            access: spec.access.as_ref(),
-            report: None,
-            held: &[],
-            here: false,
-            mark: mark.as_ref(),
-        });
+        let decision = if governs(spec.sharing.as_ref(), shared.as_ref(), false) {
+            shared_consumer_step(&SharedConsuming {
+                node: &spec.node,
+                owner: &spec.node,
+                needed: true,
+                sharing: spec.sharing.as_ref(),
+                report: None,
+                held: &[],
+                here: false,
+                mark: shared.as_ref(),
+            })
+        } else {
+            consumer_step(&Consuming {
+                node: &spec.node,
+                owner: &spec.node,
+                needed: true,
+                access: spec.access.as_ref(),
+                report: None,
+                held: &[],
+                here: false,
+                mark: mark.as_ref(),
+            })
+        };
         match decision {
             ConsumerDecision::AttachHere => Ok(()),
             ConsumerDecision::Wait(reason) => elsewhere(reason.to_string()),
@@ -162,6 +167,20 @@ impl Branches {
             | ConsumerDecision::Settled => elsewhere("it is not this node's to attach".to_owned()),
         }
     }
+}
+
+/// What is kept beside the branch; without knowing that, nothing of it is attached.
+fn known<M>(spec: &BranchSpec, kept: Kept<M>) -> Result<Option<M>> {
+    let reason = match kept {
+        Kept::Nothing => return Ok(None),
+        Kept::Mark(mark) => return Ok(Some(mark)),
+        Kept::Lost(reason) => format!(
+            "{reason}: it is written anew from the branch's object; where that names nobody, remove the file if no other node uses \
+             the branch"
+        ),
+        Kept::Newer(reason) => reason,
+    };
+    branch_error::MarkSnafu { branch: spec.id.clone(), reason }.fail()
 }
 
 impl HeldBranch<'_> {
@@ -186,6 +205,14 @@ impl Held for HeldBranch<'_> {
 
     fn remember(&self, mark: &Mark) -> Result<()> {
         mark::write(self.host, &self.place, mark).map_err(self.failed("note who may use it"))
+    }
+
+    fn kept_shared(&self) -> Result<Kept<SharedMark>> {
+        mark::read(self.host, &self.place).map_err(self.failed("read who shares it"))
+    }
+
+    fn remember_shared(&self, mark: &SharedMark) -> Result<()> {
+        mark::write(self.host, &self.place, mark).map_err(self.failed("note who shares it"))
     }
 
     fn here(&self) -> Result<bool> {

@@ -34,6 +34,8 @@ impl Worker {
                 identities: &identities,
                 key,
                 reported: asked.status.export.as_ref(),
+                sharing: asked.spec.sharing.as_ref(),
+                shared: asked.status.sharing.as_ref(),
             })
         })
         .await
@@ -62,15 +64,19 @@ impl Worker {
         }
     }
 
-    /// What the node that the branch is for calls itself to the transport.
+    /// What the nodes that the branch is for call themselves to the transport.
     async fn identities(&self, branch: &Branch) -> Result<BTreeMap<NodeName, String>, StoreError> {
-        let wanted = branch.spec.access.as_ref().and_then(|access| access.consumer.as_ref());
-        let Some(consumer) = wanted.filter(|node| **node != branch.spec.node) else {
-            return Ok(BTreeMap::new());
-        };
-        let node = self.store.nodes().get(consumer.as_str()).await?;
-        let identity = node.and_then(|node| identity(&node, Transport::between_nodes(branch.spec.format)));
-        Ok(identity.map(|identity| (consumer.clone(), identity)).into_iter().collect())
+        let alone = branch.spec.access.as_ref().and_then(|access| access.consumer.as_ref());
+        let shared = branch.spec.sharing.iter().flat_map(|sharing| &sharing.consumers);
+        let transport = Transport::between_nodes(branch.spec.format);
+        let mut identities = BTreeMap::new();
+        for consumer in alone.into_iter().chain(shared).filter(|node| **node != branch.spec.node) {
+            let node = self.store.nodes().get(consumer.as_str()).await?;
+            if let Some(identity) = node.and_then(|node| identity(&node, transport)) {
+                identities.insert(consumer.clone(), identity);
+            }
+        }
+        Ok(identities)
     }
 }
 
@@ -97,8 +103,11 @@ fn note(status: &mut BranchStatus, outcome: Result<Settled, String>) -> Result<(
     if let Some(report) = settled.report {
         status.export = Some(report);
     }
+    if let Some(report) = settled.shared {
+        status.sharing = Some(report);
+    }
     let now = Timestamp::now();
-    match (settled.waits_for, settled.open_to) {
+    match (settled.waits_for, &*settled.open_to) {
         (Some(node), _) => {
             let reason = format!(
                 "node {node}, which the branch is for, has not published what it calls itself over {}",
@@ -107,11 +116,12 @@ fn note(status: &mut BranchStatus, outcome: Result<Settled, String>) -> Result<(
             set_condition(&mut status.conditions, now, EXPORTED, false, "Unknown", &reason);
             return Err(reason);
         }
-        (None, Some(node)) => {
-            let message = format!("open to node {node} over {}", settled.transport);
+        (None, [_, ..]) => {
+            let nodes: Vec<&str> = settled.open_to.iter().map(NodeName::as_str).collect();
+            let message = format!("open to node {} over {}", nodes.join(", "), settled.transport);
             set_condition(&mut status.conditions, now, EXPORTED, true, "Open", &message);
         }
-        (None, None) => status.conditions.retain(|c| c.kind != EXPORTED),
+        (None, []) => status.conditions.retain(|c| c.kind != EXPORTED),
     }
     Ok(())
 }
@@ -123,8 +133,8 @@ mod tests {
 
     fn settled(open_to: Option<&str>, waits_for: Option<&str>) -> Settled {
         let node = |name: &str| name.parse().unwrap();
-        let (open_to, waits_for) = (open_to.map(node), waits_for.map(node));
-        Settled { report: None, open_to, waits_for, transport: Transport::NvmeTcp }
+        let (open_to, waits_for) = (open_to.map(node).into_iter().collect(), waits_for.map(node));
+        Settled { report: None, shared: None, open_to, waits_for, transport: Transport::NvmeTcp }
     }
 
     fn told(status: &BranchStatus) -> Option<(bool, String)> {

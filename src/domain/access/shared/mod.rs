@@ -110,7 +110,10 @@ pub fn is_shared(modes: impl IntoIterator<Item = AccessMode>, formats: &[BranchF
 pub fn exclusive_is_over(access: Option<&Access>, report: Option<&ExportReport>) -> bool {
     match access {
         None => true,
-        Some(access) => access.consumer.is_none() && report.is_some_and(|report| report.allowed == *access),
+        Some(access) => {
+            access.consumer.is_none()
+                && *access == report.map(|report| report.allowed.clone()).unwrap_or_default()
+        }
     }
 }
 
