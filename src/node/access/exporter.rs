@@ -55,7 +55,7 @@ pub struct Settled {
     /// What was seen, where that is news.
     pub report: Option<ExportReport>,
     /// The same of those who share it.
-    pub shared: Option<SharingReport>,
+    pub shared: Option<Box<SharingReport>>,
     /// The other nodes that it is open to.
     pub open_to: Vec<NodeName>,
     /// Another node that it is to be open to, and that has not published what it calls itself.

@@ -172,6 +172,6 @@ impl<H: Held> Pass<'_, H> {
             .map(|sharer| sharer.node.clone())
             .collect();
         let waits_for = others().find(|sharer| sharer.identity.is_none()).map(|sharer| sharer.node.clone());
-        Settled { report: None, shared: report, open_to, waits_for, transport: self.transport }
+        Settled { report: None, shared: report.map(Box::new), open_to, waits_for, transport: self.transport }
     }
 }

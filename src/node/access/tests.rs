@@ -211,7 +211,7 @@ impl World {
                         self.reported = Some(report.clone());
                     }
                     if let Some(report) = &settled.shared {
-                        self.shared = Some(report.clone());
+                        self.shared = Some((**report).clone());
                     }
                     return Ok(settled);
                 }

@@ -104,7 +104,7 @@ fn note(status: &mut BranchStatus, outcome: Result<Settled, String>) -> Result<(
         status.export = Some(report);
     }
     if let Some(report) = settled.shared {
-        status.sharing = Some(report);
+        status.sharing = Some(*report);
     }
     let now = Timestamp::now();
     match (settled.waits_for, &*settled.open_to) {
