@@ -93,6 +93,9 @@ pub struct SharedMark {
     /// Whom it lets. After a reboot they are let again by this alone.
     #[serde(default)]
     pub consumers: Vec<Sharer>,
+    /// Who is being fenced, or was while this could not be noted: if it is let again, then as one that comes anew.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leaving: Vec<Sharer>,
 }
 
 /// Whether a volume is shared: it is attached in modes of many nodes only, and its branches are directories. Everything else

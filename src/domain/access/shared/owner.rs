@@ -92,6 +92,7 @@ impl Order {
                 generation: reported.generation,
                 epoch: reported.epoch,
                 consumers: reported.consumers.clone(),
+                leaving: Vec::new(),
             })
         });
         let before: BTreeSet<NodeName> = known.consumers.iter().map(|sharer| sharer.node.clone()).collect();
@@ -116,8 +117,9 @@ impl Order {
     fn close(&self, owned: &SharedOwned<'_>) -> Vec<SharedOwnerAction> {
         let mut actions = Vec::new();
         // Where nobody shared it, what is in the kernel is of those who have the branch alone.
-        if !self.known.consumers.is_empty() {
-            actions = fences(owned, |_| false);
+        if !self.known.consumers.is_empty() || !self.known.leaving.is_empty() {
+            actions.extend(self.leave(&[]));
+            actions.extend(fences(owned, |_| false));
             actions.extend(owned.here.then_some(SharedOwnerAction::Fence(Peer::Here)));
             actions.extend(owned.export.map(|_| SharedOwnerAction::Unexport));
         } else if !self.new {
@@ -141,14 +143,15 @@ impl Order {
             sharers.iter().filter_map(|sharer| sharer.identity.as_ref()).collect();
         let stands = exported == Some(generation);
 
-        let mut actions = fences(owned, |peer| stands && remote.contains(peer));
+        let mut actions: Vec<_> = self.leave(&sharers).into_iter().collect();
+        actions.extend(fences(owned, |peer| stands && remote.contains(peer)));
         if owned.here && !self.target.contains(owned.node) {
             actions.push(SharedOwnerAction::Fence(Peer::Here));
         }
         if exported.is_some() && !stands {
             actions.push(SharedOwnerAction::Unexport);
         }
-        if self.new || self.known.generation != generation || self.known.consumers != sharers {
+        if self.new || self.known != self.mark(generation, sharers.clone()) {
             actions.push(SharedOwnerAction::Remember(self.mark(generation, sharers.clone())));
         }
         if !stands && !remote.is_empty() {
@@ -177,7 +180,22 @@ impl Order {
     }
 
     fn mark(&self, generation: Generation, consumers: Vec<Sharer>) -> SharedMark {
-        SharedMark { generation, epoch: self.epoch, consumers }
+        SharedMark { generation, epoch: self.epoch, consumers, leaving: Vec::new() }
+    }
+
+    /// Notes who is about to be fenced, where somebody is: an agent that crashes before it noted the order must not let them
+    /// again as if nothing had been.
+    fn leave(&self, stay: &[Sharer]) -> Option<SharedOwnerAction> {
+        let (consumers, mut leaving): (Vec<_>, Vec<_>) =
+            self.known.consumers.iter().cloned().partition(|sharer| {
+                let stays = |s: &Sharer| s.node == sharer.node && s.since == sharer.since;
+                stay.iter().any(stays)
+            });
+        if leaving.is_empty() {
+            return None;
+        }
+        leaving.extend(self.known.leaving.iter().cloned());
+        Some(SharedOwnerAction::Remember(SharedMark { consumers, leaving, ..self.known.clone() }))
     }
 
     /// What is seen.
