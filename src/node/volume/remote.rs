@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use snafu::Snafu;
 
 use super::record::Remote;
+use crate::domain::access::shared::{SharedConsuming, Sharing, SharingReport, governs, shared_consumer_step};
 use crate::domain::access::{
     Access, ConsumerDecision, Consuming, ExportReport, Generation, Held, NotYet, consumer_step,
 };
+use crate::domain::reach::Transport;
 use crate::domain::{BranchId, NodeName};
 use crate::node::branch::BranchError;
 use crate::node::keys::KeyError;
@@ -22,6 +24,10 @@ pub(super) struct Order {
     pub(super) access: Option<Access>,
     /// `Branch.status.export`.
     pub(super) report: Option<ExportReport>,
+    /// `Branch.spec.sharing`.
+    pub(super) sharing: Option<Sharing>,
+    /// `Branch.status.sharing`.
+    pub(super) shared: Option<SharingReport>,
     /// `Branch.status.fsUuid`.
     pub(super) fs_uuid: Option<String>,
 }
@@ -32,8 +38,17 @@ impl Order {
         Self {
             access: branch.spec.access.clone(),
             report: branch.status.export.clone(),
+            sharing: branch.spec.sharing.clone(),
+            shared: branch.status.sharing.clone(),
             fs_uuid: branch.status.fs_uuid.clone(),
         }
+    }
+}
+
+impl Order {
+    /// Several nodes have the branch, not one alone.
+    fn is_shared(&self) -> bool {
+        governs(self.sharing.as_ref(), None, false)
     }
 }
 
@@ -136,7 +151,7 @@ pub(super) fn aim(
     let owner = &spec.node;
     let waits = || not_yet(NotYet::Opened { owner: owner.clone() }.to_string());
     loop {
-        let decision = consumer_step(&consuming(node, spec, order, &held));
+        let decision = decide(node, spec, order, &held);
         match decision {
             ConsumerDecision::ForceDetach(generation) | ConsumerDecision::Detach(generation) => {
                 end.push(generation);
@@ -167,7 +182,10 @@ pub(super) fn outdated(
 ) -> Option<String> {
     let order = order?;
     let held = [Held { generation: attached.generation, epoch: Some(attached.epoch) }];
-    if let ConsumerDecision::ForceDetach(_) = consumer_step(&consuming(node, spec, order, &held)) {
+    if let ConsumerDecision::ForceDetach(_) = decide(node, spec, order, &held) {
+        if order.is_shared() {
+            return Some("it is shared by others, and was taken from this node".to_owned());
+        }
         let newer = order.report.as_ref().map(|r| r.generation).filter(|g| *g > attached.generation);
         let holder = order.access.as_ref().and_then(|a| a.consumer.as_ref());
         return Some(match (holder, newer) {
@@ -186,13 +204,26 @@ pub(super) fn outdated(
     moved.filter(|_| !answers).map(|now| format!("node {} is reached at {} now", spec.node, now.address))
 }
 
-fn consuming<'a>(
-    node: &'a NodeName,
-    spec: &'a BranchSpec,
-    order: &'a Order,
-    held: &'a [Held],
-) -> Consuming<'a> {
-    Consuming {
+/// What to do about a branch, by the rules for one node alone or for those who share it.
+fn decide(node: &NodeName, spec: &BranchSpec, order: &Order, held: &[Held]) -> ConsumerDecision {
+    if order.is_shared() {
+        return shared_consumer_step(&SharedConsuming {
+            node,
+            owner: &spec.node,
+            needed: true,
+            sharing: order.sharing.as_ref(),
+            report: order.shared.as_ref(),
+            held,
+            here: false,
+            mark: None,
+        });
+    }
+    // What is attached from when the branch was shared is of a generation before any that one node has alone.
+    let shared = order.shared.as_ref().map(|report| report.generation);
+    if let Some(old) = held.iter().find(|held| Some(held.generation) == shared) {
+        return ConsumerDecision::ForceDetach(old.generation);
+    }
+    consumer_step(&Consuming {
         node,
         owner: &spec.node,
         needed: true,
@@ -201,11 +232,23 @@ fn consuming<'a>(
         held,
         here: false,
         mark: None,
-    }
+    })
 }
 
 /// The export, where it is open to `node` under the present order.
 fn opened(node: &NodeName, order: &Order) -> Option<Remote> {
+    if order.is_shared() {
+        let (sharing, report) = (order.sharing.as_ref()?, order.shared.as_ref()?);
+        let named = |node: &NodeName| report.consumers.iter().any(|sharer| sharer.node == *node);
+        return (sharing.consumers.contains(node) && named(node)).then_some(Remote {
+            transport: Transport::Nfs,
+            address: report.address.as_ref()?.parse::<SocketAddr>().ok()?,
+            name: report.name.clone()?,
+            generation: report.generation,
+            epoch: report.epoch,
+            fs_uuid: order.fs_uuid.clone(),
+        });
+    }
     let (access, report) = (order.access.as_ref()?, order.report.as_ref()?);
     if report.allowed != *access || access.consumer.as_ref() != Some(node) {
         return None;
@@ -225,7 +268,7 @@ mod tests {
     use super::*;
     use crate::domain::Bytes;
     use crate::domain::access::Epoch;
-    use crate::domain::reach::Transport;
+    use crate::domain::access::shared::Sharer;
     use crate::domain::split::BranchFormat;
 
     fn node(name: &str) -> NodeName {
@@ -246,6 +289,7 @@ mod tests {
             thin: false,
             accept_unenforced: false,
             access: None,
+            sharing: None,
         }
     }
 
@@ -262,7 +306,8 @@ mod tests {
             allowed,
             boot_id: "boot".to_owned(),
         };
-        Order { access: Some(wanted), report: Some(report), fs_uuid: Some("uuid".to_owned()) }
+        let fs_uuid = Some("uuid".to_owned());
+        Order { access: Some(wanted), report: Some(report), fs_uuid, ..Order::default() }
     }
 
     fn granted(epoch: u64, generation: u64) -> Order {
@@ -298,6 +343,44 @@ mod tests {
         assert_eq!(aimed(Some(&granted(3, 8)), Some(&known), &[7]), Ok((8, vec![7])));
         assert_eq!(aimed(Some(&granted(5, 9)), Some(&known), &[6, 7]), Ok((9, vec![6, 7])));
         assert_eq!(aimed(Some(&granted(3, 7)), None, &[7]), Ok((7, vec![])), "left by an earlier agent");
+    }
+
+    /// A branch that these share.
+    fn shared(nodes: &[&str], epoch: u64, told: u64, since: u64, generation: u64) -> Order {
+        let consumers: Vec<_> = nodes.iter().map(|name| node(name)).collect();
+        let sharer = |node: &NodeName| Sharer { node: node.clone(), identity: None, since: Epoch(since) };
+        let report = SharingReport {
+            generation: Generation(generation),
+            address: Some("10.0.0.1:2049".to_owned()),
+            name: Some(format!("/vol-0@{generation}")),
+            consumers: consumers.iter().map(sharer).collect(),
+            epoch: Epoch(told),
+            boot_id: "boot".to_owned(),
+        };
+        let sharing = Sharing { consumers, epoch: Epoch(epoch) };
+        Order { sharing: Some(sharing), shared: Some(report), ..Order::default() }
+    }
+
+    #[test]
+    fn a_shared_branch_is_attached_with_others_kept_through_their_changes_and_ended_with_its_right() {
+        let both = shared(&["me", "other"], 2, 2, 2, 1);
+        assert_eq!(aimed(Some(&both), None, &[]), Ok((1, vec![])));
+        let known = opened(&node("me"), &both).unwrap();
+        assert_eq!(known.transport, Transport::Nfs);
+        let alone = shared(&["me"], 3, 3, 2, 1);
+        assert_eq!(aimed(Some(&alone), Some(&known), &[1]), Ok((1, vec![])), "the other left");
+        let told = |order: &Order| outdated(&node("me"), &spec(), Some(order), &known, true);
+        assert_eq!(told(&alone), None);
+        assert!(told(&shared(&["other"], 3, 2, 2, 1)).unwrap().contains("taken from this node"));
+        assert!(told(&shared(&["me"], 4, 4, 4, 1)).is_some(), "fenced in between");
+        let waits = aimed(Some(&shared(&["other"], 3, 3, 2, 1)), None, &[]).unwrap_err();
+        assert!(waits.contains("shared by other nodes"), "{waits}");
+        // One has it alone from now on.
+        let mut then = granted(3, 7);
+        then.sharing = Some(Sharing { consumers: Vec::new(), epoch: Epoch(4) });
+        then.shared = shared(&[], 4, 4, 0, 1).shared;
+        assert_eq!(aimed(Some(&then), Some(&known), &[1]), Ok((7, vec![1])));
+        assert!(told(&then).is_some());
     }
 
     #[test]
