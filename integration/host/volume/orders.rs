@@ -11,17 +11,19 @@ use tokio_util::sync::CancellationToken;
 use union_csi::domain::access::{Access, Epoch, Generation};
 use union_csi::domain::reach::{StorageNetwork, Transport};
 use union_csi::domain::{BranchId, Bytes};
+use union_csi::node::branch::BranchError;
 use union_csi::node::executor::{Executor, Exporting, NodeFacts};
 use union_csi::node::pool::Pools;
 use union_csi::node::transport::{
     Carried, Endpoint, Ends, ExportId, Exported, Owner, Peer, Secret, Source, TransportError, Transports,
 };
-use union_csi::node::volume::VolumeError;
 use union_csi::platform::Host;
 use union_csi::store::Store;
-use union_csi::store::object::{Branch, Meta, StorageNode, StorageNodeSpec, StorageNodeStatus, condition};
+use union_csi::store::object::{
+    Branch, BranchSpec, Meta, StorageNode, StorageNodeSpec, StorageNodeStatus, condition,
+};
 
-use super::rig::{DIRECTORY, IMAGE, Rig, Vol, refused, until};
+use super::rig::{DIRECTORY, IMAGE, Rig, Vol, until};
 use crate::support::run;
 
 /// Exports of one node, in memory.
@@ -183,8 +185,7 @@ async fn volume_that_is_ordered_away_loses_its_branches_at_once_and_comes_back_w
     }
     assert!(held.write_all(b"after").and_then(|()| held.sync_all()).is_err());
     assert!(fs::read_to_string(vol.target.join("kept")).is_err());
-    let refusal = refused(rig.volumes.stage(&vol.stage()).await);
-    assert!(matches!(refusal, VolumeError::Incomplete { .. }), "{refusal}");
+    rig.refuses_to_attach(&vol, 0).await;
     for index in 0..2 {
         order(&rig, &vol, index, Some("node-a"), 2).await;
         reported(&rig, &vol, index, Some("node-a"), 2).await;
@@ -243,7 +244,7 @@ async fn volume_of_a_directory_is_not_taken_from_who_uses_it() {
     drop(held);
     reported(&rig, &vol, 0, None, 1).await;
     assert!(!vol.target.join("held").exists(), "it is unmounted");
-    refused(rig.volumes.stage(&vol.stage()).await);
+    rig.refuses_to_attach(&vol, 0).await;
     executing.stop().await;
     rig.down(&vol).await;
     rig.assert_nothing_left();
@@ -265,8 +266,7 @@ async fn volume_given_to_another_node_is_exported_again_by_its_mark_alone_and_go
     assert_eq!(report.address.as_deref(), Some("10.0.0.1:4420"));
     assert_eq!(report.name, Some(format!("nqn.{}", vol.branch(0))));
     assert_eq!(kernel.open(), [(1, "nqn.b".to_owned())]);
-    let refusal = refused(rig.volumes.stage(&vol.stage()).await);
-    assert!(matches!(refusal, VolumeError::Incomplete { .. }), "{refusal}");
+    rig.refuses_to_attach(&vol, 0).await;
     executing.stop().await;
     assert_eq!(kernel.open().len(), 1, "an agent that stops ends nothing");
 
@@ -317,6 +317,16 @@ impl Rig {
     /// Whether a loop device has the branch's image.
     fn branches_attached(&self, vol: &Vol, index: u32) -> bool {
         !Host::new().loop_devices_of(&self.image(vol, index)).expect("loop devices").is_empty()
+    }
+
+    /// Whatever is known of the object, also what it was before.
+    async fn refuses_to_attach(&self, vol: &Vol, index: u32) {
+        let now = branch(self, vol, index).await.spec;
+        let before = BranchSpec { access: None, ..now.clone() };
+        for spec in [now, before] {
+            let refusal = self.branches.ensure_attached(&spec, &self.mnt.join("other"), false);
+            assert!(matches!(refusal, Err(BranchError::Elsewhere { .. })), "{refusal:?}");
+        }
     }
 
     fn image(&self, vol: &Vol, index: u32) -> std::path::PathBuf {
