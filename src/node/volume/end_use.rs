@@ -3,7 +3,8 @@
 //! The orchestrator has given the volume up here; its workload may still run. An image's filesystem is shut down first, so that
 //! no process can write to it any more, whichever files it has open and in whichever mount namespace: they get EIO. Then what
 //! this node mounted of it goes. It counts as ended when the loop device is gone, because only then has the kernel let go of the
-//! image: a mount in a workload's namespace, or a file that it has open, keeps it, and the workload must be ended.
+//! image: a mount in a workload's namespace, or a file that it has open, keeps it, and the workload must be ended. That the
+//! filesystem is shut down is not enough: ext4 of Linux 6.1 still writes to the image when its last user goes.
 //!
 //! A directory has no filesystem of its own to be shut down. It is ended when nothing uses it, and else refused.
 
