@@ -157,6 +157,7 @@ impl Agent {
             thin: false,
             accept_unenforced: false,
             access: None,
+            sharing: None,
         })
     }
 
