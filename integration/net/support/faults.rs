@@ -72,8 +72,8 @@ fn rounded(seconds: f64) -> String {
 fn table(faults: &BTreeMap<&str, Fault>) -> String {
     let mut text = "# What applications see of faults\n\n\
         Made by `FAULTS=write integration/net/run cluster_faults`, from what a writer in a pod saw: it appends records to its\n\
-        volume and counts one as safe when fsync returns. In every one of these runs, each record that was safe before the fault was\n\
-        there after it, and at no time could two nodes write.\n\n\
+        volume and counts one as safe when fsync returns. In every one of these runs, each record that was safe was there\n\
+        afterwards.\n\n\
         The machines are virtual ones in software emulation: what takes a processor's time takes several times as long as on\n\
         hardware. What waits for a network, a timeout or a boot is the same. The time that the fault itself lasted is part of the pause.\n\n\
         | what happens | what the application sees | longest pause | failed calls | afterwards |\n|---|---|---|---|---|\n"
