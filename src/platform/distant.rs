@@ -27,7 +27,7 @@ pub struct FoundFilesystem {
 type Read<'a> = &'a mut dyn FnMut(u64, &mut [u8]) -> io::Result<bool>;
 
 impl Host {
-    /// Does `work`, which concerns `path`, within `bound`; see [`super::bounded`]. `action` names it in an error.
+    /// Does `work`, which concerns `path`, within `bound`; see `bounded`. `action` names it in an error.
     ///
     /// # Errors
     /// What the work tells; [`HostError::Timeout`] where it does not end, or an earlier one on the path has not.

@@ -1,7 +1,7 @@
 //! What of the fencing protocol ([`crate::domain::access`]) a node carries out on its own branches.
 //!
 //! The leader's order comes in the branch's object; the owner's part ([`Exporter`]) looks at the mark beside the branch
-//! ([`mark`]), at the kernel's exports and at what this node's own volumes have attached, and does what
+//! (`mark`), at the kernel's exports and at what this node's own volumes have attached, and does what
 //! [`owner_step`](crate::domain::access::owner_step) decides, until there is nothing left to do. What it saw then is the
 //! report, which the executor writes into the object.
 //!

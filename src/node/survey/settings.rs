@@ -13,7 +13,7 @@ use crate::node::transport::nvme_tcp::DEFAULT_PORT;
 pub struct NetworkSettings {
     /// Whether this node takes part: serves its branches to others and uses theirs. Default: true.
     pub enabled: bool,
-    /// The interface; default: the one that [`super::choose`] finds.
+    /// The interface; default: the one that `choose` finds.
     pub interface: Option<String>,
     /// Only addresses within it are used, and the interface is one that has such.
     pub subnet: Option<Subnet>,
