@@ -97,7 +97,7 @@ async fn volume_waits_until_its_branches_are_given_and_opened() {
     rig.give(&vol, 0, Some("node-a"), 2).await;
     pause().await;
     assert!(!staging.is_finished(), "this node's own part has not noted the order");
-    let order = r#"{"version":1,"access":{"consumer":"node-a","epoch":2}}"#;
+    let order = r#"{"version":1,"mark":{"access":{"consumer":"node-a","epoch":2}}}"#;
     fs::write(rig.scratch.join("a/branches").join(vol.branch(0).as_str()).join("access.json"), order)
         .expect("a mark");
     // As its report does, which comes after the mark.
