@@ -201,7 +201,9 @@ fn one_on_each(
     let mut files = BTreeMap::new();
     for line in found.lines() {
         let (file, path) = line.split_once(' ').expect("a file and a branch");
-        let branch = branches.iter().find(|b| path.contains(b.meta.name.as_str()));
+        // Where the branch is mounted on the pod's node: its number is the last of the path.
+        let number = path.rsplit('/').next().and_then(|n| n.parse::<u32>().ok());
+        let branch = branches.iter().find(|b| Some(b.spec.index) == number);
         let branch = branch.unwrap_or_else(|| panic!("no branch is at {path}"));
         files.entry(branch.spec.node.to_string()).or_insert_with(|| file.to_owned());
     }
