@@ -23,6 +23,14 @@ pub(super) fn backoff(name: &str, attempt: u32) -> Duration {
     full / 2 + full / 2 * share / 1024
 }
 
+/// Returns at that time; never where there is none.
+pub(super) async fn until(due: Option<Instant>) {
+    match due {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Objects by the time at which they are due; each is in it once, at its earliest time.
 #[derive(Debug, Default)]
 pub(super) struct Queue {

@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::Cluster;
 use super::events::Notice;
-use super::queue::Queue;
+use super::queue::{Queue, until};
 use super::watch::{Told, stored};
 use crate::domain::NodeName;
 use crate::store::Store;
@@ -123,12 +123,6 @@ impl AccessController {
         let mut unread = 3;
         loop {
             let due = self.queue.next_due().filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
-            let wake = async {
-                match due {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -149,7 +143,7 @@ impl AccessController {
                         }
                     }
                 }
-                () = wake => {}
+                () = until(due) => {}
             }
             while unread == 0
                 && writes.len() < IN_FLIGHT

@@ -34,7 +34,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::cluster::Cluster;
-use super::queue::Queue;
+use super::queue::{Queue, until};
 use super::watch::{Told, stored, watched};
 use crate::domain::VolumeId;
 use crate::store::Store;
@@ -137,12 +137,6 @@ impl Attacher {
         let mut unread = 3;
         loop {
             let due = self.queue.next_due().filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
-            let wake = async {
-                match due {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -157,7 +151,7 @@ impl Attacher {
                     unread -= u32::from(first);
                     self.note(change);
                 }
-                () = wake => {}
+                () = until(due) => {}
             }
             while unread == 0
                 && writes.len() < IN_FLIGHT

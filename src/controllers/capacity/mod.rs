@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::class::Class;
 use super::cluster::Cluster;
-use super::queue::{Queue, backoff};
+use super::queue::{Queue, backoff, until};
 use super::splitter::{Rooms, silent_from};
 use super::watch::{Told, watched};
 use crate::domain::NodeName;
@@ -137,13 +137,8 @@ impl CapacityPublisher {
         loop {
             let ready = unread == 0 && rooms_read;
             let next = self.next_write().filter(|_| ready && writes.len() < IN_FLIGHT);
-            let wake = async {
-                let offers = (rooms_read && self.index.is_stale()).then_some(self.offers);
-                match next.into_iter().chain(self.silences.next_due()).chain(offers).min() {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
+            let offers = (rooms_read && self.index.is_stale()).then_some(self.offers);
+            let due = next.into_iter().chain(self.silences.next_due()).chain(offers).min();
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -161,7 +156,7 @@ impl CapacityPublisher {
                         self.mind_silence(&node);
                     }
                 }
-                () = wake => {}
+                () = until(due) => {}
             }
             let now = Instant::now();
             while let Some(node) = self.silences.pop(now) {

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::Cluster;
 use super::events::{Notice, Recorder};
-use super::queue::{Queue, backoff};
+use super::queue::{Queue, backoff, until};
 use super::watch::Told;
 use crate::store::Store;
 use apply::{WriteError, Writer, Written};
@@ -117,12 +117,6 @@ impl Provisioner {
         let mut unread = KINDS;
         loop {
             let due = self.queue.next_due().filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
-            let wake = async {
-                match due {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -138,7 +132,7 @@ impl Provisioner {
                         }
                     }
                 }
-                () = wake => {}
+                () = until(due) => {}
             }
             while unread == 0
                 && writes.len() < IN_FLIGHT

@@ -35,7 +35,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::queue::{Queue, backoff};
+use super::queue::{Queue, backoff, until};
 use crate::store::{Store, StoreError};
 use apply::{Applied, Written, apply};
 use decide::{Action, Decision, decide};
@@ -136,12 +136,6 @@ impl Splitter {
             let asks = (self.more_room && !self.waiting.is_empty()).then_some(self.ask_waiting);
             let due = self.queue.next_due().into_iter().chain(asks).min();
             let due = due.filter(|_| unread == 0 && writes.len() < IN_FLIGHT);
-            let wake = async {
-                match due {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 biased;
                 () = shutdown.cancelled() => return,
@@ -156,7 +150,7 @@ impl Splitter {
                         }
                     }
                 }
-                () = wake => {}
+                () = until(due) => {}
             }
             if unread > 0 {
                 continue;
