@@ -122,14 +122,8 @@ impl Attacher {
             PersistentVolume::name_any,
             Volume::read,
         );
-        let attached = stored::<VolumeSplit>(&self.writer.store).map(|told| {
-            Change::Attached(match told {
-                Told::Here(name, split) => Told::Here(name, attached_for(&split)),
-                Told::Gone(name) => Told::Gone(name),
-                Told::Only(names) => Told::Only(names),
-                Told::FirstRead => Told::FirstRead,
-            })
-        });
+        let attached = stored::<VolumeSplit>(&self.writer.store)
+            .map(|told| Change::Attached(told.map(|split| attached_for(&split))));
         let (wishes, volumes) = (wishes.map(Change::Wish), volumes.map(Change::Volume));
         let mut changes = futures::stream::select_all([wishes.boxed(), volumes.boxed(), attached.boxed()]);
         let mut writes: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();

@@ -20,6 +20,7 @@ use tracing::{debug, info, warn};
 use super::claim::Claim;
 use super::decide::{Decision, Finding, Seen, Step, Timing, decide};
 use super::record;
+use crate::controllers::queue::until;
 
 /// Name of the Lease, in the namespace of the program's objects.
 pub const LEASE: &str = "union-csi";
@@ -160,7 +161,7 @@ impl Elector {
                     }
                     None => events = None,
                 },
-                () = sleep_until(wake) => {
+                () = until(wake) => {
                     if late.is_some_and(|late| late <= Instant::now()) {
                         events = None;
                         self.failed("watch", &"no answer");
@@ -366,13 +367,6 @@ impl Elector {
 async fn next(events: &mut Option<Events>) -> Option<Result<Option<Lease>, watcher::Error>> {
     match events {
         Some(events) => events.next().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
     }
 }

@@ -14,7 +14,7 @@ use crate::domain::reach::Transport;
 use crate::domain::{NodeName, Secret};
 use crate::node::branch::BranchError;
 use crate::node::keys::KeyFiles;
-use crate::node::transport::{self, ExportId, Owner, Source, TransportError};
+use crate::node::transport::{self, Endpoint, ExportId, Owner, Source, TransportError};
 use crate::store::Pair;
 
 /// A branch whose turn the caller has.
@@ -188,13 +188,11 @@ impl<H: Held> Pass<'_, H> {
         match action {
             OwnerAction::Fence(Peer::Remote(identity)) => {
                 let peer = self.peer(identity, mark.as_ref());
-                self.owner()?.fence(&id, &peer).map_err(|e| self.failed("fence a node", e))?;
-                Tally::count(&self.tally.fences);
+                self.fence(&id, &peer)?;
                 info!(branch.id = %branch, peer = identity, epoch, duration.seconds = seconds(), "a node is fenced from the branch");
             }
             OwnerAction::Unexport => {
-                self.owner()?.unexport(branch).map_err(|e| self.failed("end its export", e))?;
-                info!(branch.id = %branch, duration.seconds = seconds(), "the branch is no longer exported");
+                self.unexport()?;
             }
             OwnerAction::Remember(new) => {
                 self.held.remember(new)?;
@@ -205,11 +203,7 @@ impl<H: Held> Pass<'_, H> {
                 *mark = Some(new.clone());
             }
             OwnerAction::Export(generation) => {
-                let id = ExportId { branch: branch.clone(), generation: *generation };
-                let endpoint = self
-                    .owner()?
-                    .export(&id, &self.held.source())
-                    .map_err(|e| self.failed("export it", e))?;
+                let endpoint = self.export_as(*generation)?;
                 info!(
                     branch.id = %branch, epoch, generation = generation.0, address = %endpoint.address, name = endpoint.name,
                     duration.seconds = seconds(), "the branch is exported"
@@ -218,10 +212,7 @@ impl<H: Held> Pass<'_, H> {
             OwnerAction::Allow(identity) => {
                 let peer = self.peer(identity, mark.as_ref());
                 let key = self.key(&peer.node)?;
-                self.owner()?
-                    .allow(&id, &peer, key.as_ref())
-                    .map_err(|e| self.failed("let a node use it", e))?;
-                Tally::count(&self.tally.grants);
+                self.allow(&id, &peer, key.as_ref())?;
                 info!(
                     branch.id = %branch, peer.node = %peer.node, peer = identity, epoch, generation = generation.0,
                     authenticated = key.is_some(), duration.seconds = seconds(),
@@ -248,7 +239,42 @@ impl<H: Held> Pass<'_, H> {
         }
     }
 
-    pub(super) fn owner(&self) -> Result<&dyn Owner, AccessError> {
+    /// Takes the right from a node in the kernel.
+    pub(super) fn fence(&self, id: &ExportId, peer: &transport::Peer) -> Result<(), AccessError> {
+        self.owner()?.fence(id, peer).map_err(|e| self.failed("fence a node", e))?;
+        Tally::count(&self.tally.fences);
+        Ok(())
+    }
+
+    /// Ends the export in the kernel.
+    pub(super) fn unexport(&self) -> Result<(), AccessError> {
+        let (branch, begun) = (&self.asked.spec.id, Instant::now());
+        self.owner()?.unexport(branch).map_err(|e| self.failed("end its export", e))?;
+        let seconds = begun.elapsed().as_secs_f64();
+        info!(branch.id = %branch, duration.seconds = seconds, "the branch is no longer exported");
+        Ok(())
+    }
+
+    /// Has the kernel export the branch as that generation; nobody is allowed.
+    pub(super) fn export_as(&self, generation: Generation) -> Result<Endpoint, AccessError> {
+        let id = ExportId { branch: self.asked.spec.id.clone(), generation };
+        let source = self.held.source();
+        self.owner()?.export(&id, &source).map_err(|e| self.failed("export it", e))
+    }
+
+    /// Lets a node use the export in the kernel.
+    pub(super) fn allow(
+        &self,
+        id: &ExportId,
+        peer: &transport::Peer,
+        key: Option<&Secret>,
+    ) -> Result<(), AccessError> {
+        self.owner()?.allow(id, peer, key).map_err(|e| self.failed("let a node use it", e))?;
+        Tally::count(&self.tally.grants);
+        Ok(())
+    }
+
+    fn owner(&self) -> Result<&dyn Owner, AccessError> {
         self.owner.as_ref().copied().map_err(|e| self.failed("export it", again(e)))
     }
 
@@ -275,7 +301,7 @@ impl<H: Held> Pass<'_, H> {
         Settled { report, shared: None, open_to, waits_for, transport: self.transport }
     }
 
-    pub(super) fn failed(&self, action: &'static str, source: TransportError) -> AccessError {
+    fn failed(&self, action: &'static str, source: TransportError) -> AccessError {
         AccessError::Transport { branch: self.asked.spec.id.clone(), action, source }
     }
 }

@@ -7,7 +7,6 @@ use tracing::info;
 use super::AccessError;
 use super::carry::{Held, Next, Pass};
 use super::exporter::Settled;
-use super::tally::Tally;
 use crate::domain::NodeName;
 use crate::domain::access::shared::{
     SharedMark, SharedOwned, SharedOwnerAction, SharingReport, shared_owner_step,
@@ -103,16 +102,14 @@ impl<H: Held> Pass<'_, H> {
         match action {
             SharedOwnerAction::Fence(Peer::Remote(identity)) => {
                 let peer = self.sharer(identity, mark.as_ref());
-                self.owner()?.fence(&id, &peer).map_err(|e| self.failed("fence a node", e))?;
-                Tally::count(&self.tally.fences);
+                self.fence(&id, &peer)?;
                 info!(
                     branch.id = %branch, peer.node = %peer.node, peer = identity, epoch, duration.seconds = seconds(),
                     "a node is fenced from the shared branch"
                 );
             }
             SharedOwnerAction::Unexport => {
-                self.owner()?.unexport(branch).map_err(|e| self.failed("end its export", e))?;
-                info!(branch.id = %branch, duration.seconds = seconds(), "the branch is no longer exported");
+                self.unexport()?;
             }
             SharedOwnerAction::Remember(new) => {
                 self.held.remember_shared(new)?;
@@ -124,11 +121,7 @@ impl<H: Held> Pass<'_, H> {
                 *mark = Some(new.clone());
             }
             SharedOwnerAction::Export(generation) => {
-                let id = ExportId { branch: branch.clone(), generation: *generation };
-                let endpoint = self
-                    .owner()?
-                    .export(&id, &self.held.source())
-                    .map_err(|e| self.failed("export it", e))?;
+                let endpoint = self.export_as(*generation)?;
                 info!(
                     branch.id = %branch, epoch, generation = generation.0, address = %endpoint.address, name = endpoint.name,
                     duration.seconds = seconds(), "the branch is exported to be shared"
@@ -136,8 +129,7 @@ impl<H: Held> Pass<'_, H> {
             }
             SharedOwnerAction::Allow(identity) => {
                 let peer = self.sharer(identity, mark.as_ref());
-                self.owner()?.allow(&id, &peer, None).map_err(|e| self.failed("let a node use it", e))?;
-                Tally::count(&self.tally.grants);
+                self.allow(&id, &peer, None)?;
                 info!(
                     branch.id = %branch, peer.node = %peer.node, peer = identity, epoch, generation = generation.0,
                     duration.seconds = seconds(), "the shared branch is open to a node"
