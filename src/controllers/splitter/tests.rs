@@ -72,8 +72,14 @@ impl Bench {
         eventually(self.store.splits(), name, |s| s.is_none()).await;
     }
 
-    /// All branches by volume, and that each volume has those of its plan and no others.
+    /// All branches by volume, and that each volume has those of its plan and no others. What its node was asked to remove,
+    /// as a refused branch is beside a volume that is ready already, may take its time.
     async fn assert_consistent(&self) -> Vec<Branch> {
+        for branch in self.store.branches().list(&Selector::All).await.unwrap() {
+            if branch.meta.deleting.is_some() {
+                eventually(self.store.branches(), &branch.meta.name, |b| b.is_none()).await;
+            }
+        }
         let branches = self.store.branches().list(&Selector::All).await.unwrap();
         let mut there: Vec<_> = branches.iter().map(|b| b.meta.name.clone()).collect();
         let splits = self.store.splits().list(&Selector::All).await.unwrap();
