@@ -31,6 +31,7 @@ pub(crate) fn image(pool: &str, mib: u64, fs: Option<FsType>) -> BranchSpec {
         fs_type: fs,
         thin: false,
         accept_unenforced: false,
+        write_through: true,
         access: None,
         sharing: None,
     }

@@ -30,6 +30,7 @@ fn directory(index: u32, pool: &str, mib: u64) -> BranchSpec {
         fs_type: None,
         thin: false,
         accept_unenforced: false,
+        write_through: true,
         access: None,
         sharing: None,
     }

@@ -278,6 +278,7 @@ fn split(id: &str, name: &str, gib: u64, pieces: &[Piece], reason: &str) -> (Vol
                 fs_type: None,
                 thin: false,
                 accept_unenforced: false,
+                write_through: true,
                 access: None,
                 sharing: None,
             },

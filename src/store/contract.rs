@@ -88,6 +88,7 @@ pub fn branch(volume_name: &str, index: u32, node: &str) -> Branch {
             fs_type: None,
             thin: false,
             accept_unenforced: false,
+            write_through: true,
             access: None,
             sharing: None,
         },

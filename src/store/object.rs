@@ -371,12 +371,25 @@ pub struct BranchSpec {
     /// Directory: may exist where its size cannot be enforced.
     #[serde(default)]
     pub accept_unenforced: bool,
+    /// Image: what another node wrote and was told to be completed survives a crash of the owner. Only `false` is ever written:
+    /// the field cannot be changed, and objects from before it lack it.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub write_through: bool,
     /// Who may use it, for a branch that goes to one node at a time; absent: it was never given to anybody but its owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
     /// Who may use it, for a directory that several nodes use at once; absent: it was never given to several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sharing: Option<Sharing>,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+const fn is_yes(value: &bool) -> bool {
+    *value
 }
 
 /// Where a branch stands in its life.
@@ -522,5 +535,22 @@ impl Object for StorageNode {
     }
     fn node(&self) -> Option<&NodeName> {
         Some(&self.spec.node)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_branch_that_is_written_through_says_nothing_of_it_as_those_from_before_there_was_a_choice() {
+        let text = serde_json::json!({
+            "id": "v-0", "volume": "v", "index": 0, "node": "n", "pool": "p", "size": 1, "usable": 1, "format": "image"
+        });
+        let mut spec: BranchSpec = serde_json::from_value(text).unwrap();
+        assert!(spec.write_through);
+        assert_eq!(serde_json::to_value(&spec).unwrap().get("writeThrough"), None);
+        spec.write_through = false;
+        assert_eq!(serde_json::to_value(&spec).unwrap()["writeThrough"], false);
     }
 }

@@ -39,7 +39,7 @@ impl Kernel {
 
 impl Owner for Kernel {
     fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError> {
-        let Source::Image(image) = source else { panic!("a directory") };
+        let Source::Image { path: image, .. } = source else { panic!("a directory") };
         assert!(image.exists(), "{}", image.display());
         self.0.lock().expect("exports").entry(id.clone()).or_insert((source.clone(), Vec::new()));
         Ok(endpoint(id))

@@ -171,6 +171,7 @@ impl Rig {
                 }),
                 thin: false,
                 accept_unenforced: true,
+                write_through: true,
                 access: None,
                 sharing: None,
             };

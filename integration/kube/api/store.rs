@@ -256,6 +256,7 @@ async fn hand_edits_that_would_lose_data_are_refused() {
         ("fsType", json!("xfs")),
         ("thin", json!(true)),
         ("acceptUnenforced", json!(true)),
+        ("writeThrough", json!(false)),
     ];
     for (field, value) in of_branch {
         let edited = bench.edit::<Branch>("branches", "v-0", json!({"spec": {field: value}})).await;

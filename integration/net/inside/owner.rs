@@ -1,12 +1,12 @@
 //! The owner's part on a real kernel: `inside owner ACTION NAME=VALUE...`. Each run is an agent that begins and ends; everything
 //! that it is to know lies below `on=`, a filesystem that outlives the machine's starts.
 //!
-//! - `make fs=xfs|ext4|none`: a branch of 320 MiB, and its objects.
+//! - `make fs=xfs|ext4|none [write-through=no]`: a branch of 320 MiB, and its objects.
 //! - `order consumer=NODE|nobody epoch=N [identity=NAME]`: the leader's order, and how the consumer calls itself.
-//! - `obey epoch=N [generation=N] [write-through=no]`: works until that order, and an export of that generation, is reported;
+//! - `obey epoch=N [generation=N]`: works until that order, and an export of that generation, is reported;
 //!   prints the report.
 //! - `try seconds=N`: works so long; prints the report, and why it is not as ordered.
-//! - `restore [write-through=no]`: works with an empty store until exports are back; prints them.
+//! - `restore`: works with an empty store until exports are back; prints them.
 //! - `attach`: attaches the branch as a volume of this node would; prints where.
 
 use std::collections::BTreeMap;
@@ -57,9 +57,9 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
 
 async fn act(action: &str, given: &BTreeMap<&str, &str>) -> Answer {
     let text = |name: &str| given.get(name).copied().ok_or_else(|| format!("{name}= is missing"));
-    let agent = Agent::new(Path::new(text("on")?), action == "restore", given)?;
+    let agent = Agent::new(Path::new(text("on")?), action == "restore")?;
     match action {
-        "make" => agent.make(text("fs")?).await,
+        "make" => agent.make(text("fs")?, given.get("write-through") != Some(&"no")).await,
         "order" => {
             agent.order(text("consumer")?, text("epoch")?.parse()?, given.get("identity").copied()).await
         }
@@ -86,7 +86,7 @@ struct Agent {
 }
 
 impl Agent {
-    fn new(on: &Path, forgetful: bool, given: &BTreeMap<&str, &str>) -> Result<Self, Box<dyn Error>> {
+    fn new(on: &Path, forgetful: bool) -> Result<Self, Box<dyn Error>> {
         let (host, state) = (Host::new(), on.join("state"));
         std::fs::create_dir_all(&state)?;
         std::fs::create_dir_all(on.join("pool"))?;
@@ -110,9 +110,8 @@ impl Agent {
             .ok_or("this machine has no address")?
             .0
             .parse()?;
-        let write_through = given.get("write-through") != Some(&"no");
         let listeners = vec![SocketAddr::new(address, DEFAULT_PORT)];
-        let owner = Arc::new(NvmeOwner::new(&host, Nvme::new(&host)?, listeners, write_through));
+        let owner = Arc::new(NvmeOwner::new(&host, Nvme::new(&host)?, listeners));
         let transports = Arc::new(Transports::none());
         let ends = Ends { owner: Ok(owner.clone()), consumer: Err("it only owns".to_owned()) };
         let network = Some(StorageNetwork::default());
@@ -156,13 +155,14 @@ impl Agent {
             fs_type,
             thin: false,
             accept_unenforced: false,
+            write_through: true,
             access: None,
             sharing: None,
         })
     }
 
-    async fn make(&self, fs: &str) -> Answer {
-        let spec = self.spec(fs)?;
+    async fn make(&self, fs: &str, write_through: bool) -> Answer {
+        let spec = BranchSpec { write_through, ..self.spec(fs)? };
         let status = self.branches.ensure_present(&spec, false)?;
         let meta = Meta::with_finalizer(spec.id.as_str());
         let made = Branch { meta, spec, status: BranchStatus::default() };

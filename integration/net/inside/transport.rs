@@ -97,11 +97,11 @@ fn nvme(action: &str, given: &Given) -> Answer {
     let address: IpAddr = given.text("at")?.parse()?;
     let port = given.maybe("port").map_or(Ok(DEFAULT_PORT), str::parse)?;
     let write_through = given.maybe("write-through") != Some("no");
-    let owner = NvmeOwner::new(&host, nvme.clone(), vec![SocketAddr::new(address, port)], write_through);
+    let owner = NvmeOwner::new(&host, nvme.clone(), vec![SocketAddr::new(address, port)]);
     let node = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().parse()?;
     let machine = std::fs::read_to_string("/etc/machine-id")?;
     let consumer = NvmeConsumer::new(&host, nvme, HostIdentity::of(&node, &machine));
-    let source = |path: &str| Source::Image(path.into());
+    let source = |path: &str| Source::Image { path: path.into(), write_through };
     call(&owner, &consumer, source, action, given)
 }
 

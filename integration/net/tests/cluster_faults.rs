@@ -11,19 +11,19 @@ use crate::support::faults::{Fault, Told, record};
 use crate::support::{Result, Running};
 
 /// Records that must be safe before something is broken.
-const SOME: usize = 20;
+pub(super) const SOME: usize = 20;
 
 /// How long links are cut, and machines off, at least.
 const OUTAGE: Duration = Duration::from_secs(12);
 
 const LOG: &str = "log";
 
-fn log() -> Vec<String> {
+pub(super) fn log() -> Vec<String> {
     vec![LOG.to_owned()]
 }
 
 /// A bound volume of one branch, on that node.
-fn on_node(cluster: &Cluster, name: &str, node: &str, parameters: Value) -> Volume {
+pub(super) fn on_node(cluster: &Cluster, name: &str, node: &str, parameters: Value) -> Volume {
     let mut all = json!({"nodeSelector": format!("kubernetes.io/hostname={node}"), "maxBranches": "1"});
     if let (Value::Object(all), Value::Object(more)) = (&mut all, parameters) {
         all.extend(more);
@@ -36,7 +36,7 @@ fn on_node(cluster: &Cluster, name: &str, node: &str, parameters: Value) -> Volu
 }
 
 /// Waits until each of the files has that many more safe records than at the time of the call.
-fn goes_on(writer: &mut Running, files: &[String], more: usize) -> Result<Told> {
+pub(super) fn goes_on(writer: &mut Running, files: &[String], more: usize) -> Result<Told> {
     let begun = Told::read(&writer.output_so_far());
     let end = Instant::now() + BOUND;
     loop {
@@ -51,7 +51,7 @@ fn goes_on(writer: &mut Running, files: &[String], more: usize) -> Result<Told> 
 }
 
 /// Ends the writer and reads what it told. What it was just writing is on its way no more.
-fn ends(mut writer: Running) -> Result<Told> {
+pub(super) fn ends(mut writer: Running) -> Result<Told> {
     writer.kill();
     let end = Instant::now() + BOUND;
     while !writer.has_ended() {
@@ -62,12 +62,12 @@ fn ends(mut writer: Running) -> Result<Told> {
 }
 
 /// The file's text, as a node sees it.
-fn text(node: Node<'_>, directory: &str, file: &str) -> Result<String> {
+pub(super) fn text(node: Node<'_>, directory: &str, file: &str) -> Result<String> {
     node.machine.run_within(BOUND, format!("cat '{directory}/{file}'"))
 }
 
 /// Ends the volume on its node and in the cluster.
-fn leave(cluster: &Cluster, volume: &Volume, node: &str, pod: &str) -> Result {
+pub(super) fn leave(cluster: &Cluster, volume: &Volume, node: &str, pod: &str) -> Result {
     cluster.node(node).unmount(volume, pod)?;
     cluster.detach(volume, node);
     cluster.delete(volume);

@@ -313,6 +313,7 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
             fs_type: planned.fs_type,
             thin: policy.thin,
             accept_unenforced: policy.accept_unenforced,
+            write_through: policy.write_through,
             access: None,
             sharing: None,
         },

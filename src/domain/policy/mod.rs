@@ -222,6 +222,8 @@ pub struct Policy {
     pub thin: bool,
     /// `fsType` (or Kubernetes' `csi.storage.k8s.io/fstype`): the filesystem in image branches.
     pub fs_type: FsType,
+    /// `writeThrough`: what another node wrote to an image is on the owner's disk when it is told so.
+    pub write_through: bool,
     /// `onBranchLoss`.
     pub on_branch_loss: OnBranchLoss,
     /// `branchTimeout`.
@@ -249,6 +251,7 @@ impl Default for Policy {
             accept_unenforced: false,
             thin: false,
             fs_type: FsType::default(),
+            write_through: true,
             on_branch_loss: OnBranchLoss::default(),
             branch_timeout: DEFAULT_BRANCH_TIMEOUT,
             authentication: Authentication::default(),

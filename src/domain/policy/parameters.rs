@@ -168,6 +168,17 @@ const PARAMETERS: &[Parameter] = &[
         },
     },
     Parameter {
+        key: "writeThrough",
+        values: "always or never",
+        default: "always",
+        meaning: "Whether what is written to an image over the network is on its owner's disk before the writer is told so. \
+                  never: writing to branches on other nodes is faster; after a crash of an owner, pods elsewhere get errors and \
+                  must open their files anew, and lose what they had not flushed (fsync).",
+        set: |policy, value| {
+            put(&mut policy.write_through, one_of(value, &[("always", true), ("never", false)]))
+        },
+    },
+    Parameter {
         key: "onBranchLoss",
         values: "fail, readOnly or servePartial",
         default: "fail",
@@ -352,6 +363,11 @@ fn check_together(policy: &Policy, given: &BTreeMap<String, String>, faults: &mu
     }
     if policy.accept_unenforced && policy.format == FormatChoice::Image {
         conflict("enforcement", "branchFormat", "an image's size is always enforced; leave enforcement out");
+    }
+    if !policy.write_through && policy.format == FormatChoice::Directory {
+        let reason =
+            "only images are written through; what NFS had not written is sent again: leave writeThrough out";
+        conflict("writeThrough", "branchFormat", reason);
     }
 }
 

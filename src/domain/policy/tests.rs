@@ -33,6 +33,7 @@ fn every_parameter_is_read() {
         ("fsType", "xfs"),
         ("csi.storage.k8s.io/fstype", "xfs"),
         ("csi.storage.k8s.io/pvc/name", "anything: at all"),
+        ("writeThrough", "always"),
         ("onBranchLoss", "servePartial"),
         ("branchTimeout", "1h30m"),
         ("authentication", "required"),
@@ -59,6 +60,7 @@ fn every_parameter_is_read() {
             accept_unenforced: true,
             thin: false,
             fs_type: FsType::Xfs,
+            write_through: true,
             on_branch_loss: OnBranchLoss::ServePartial,
             branch_timeout: Duration::from_secs(5400),
             authentication: Authentication::Required,
@@ -66,6 +68,18 @@ fn every_parameter_is_read() {
             mergerfs: map(&[("cache.negative-entry", "5"), ("category.create", "mfs")]),
         }
     );
+}
+
+#[test]
+fn images_are_written_through_unless_the_class_says_never_and_directories_have_nothing_to_say() {
+    let through = |pairs: &[(&str, &str)]| parse(pairs).unwrap().write_through;
+    assert!(through(&[]) && through(&[("writeThrough", "always")]));
+    assert!(
+        !through(&[("writeThrough", "never")])
+            && !through(&[("writeThrough", "never"), ("branchFormat", "image")])
+    );
+    let told = faults(&[("writeThrough", "never"), ("branchFormat", "directory")]);
+    assert!(told.len() == 1 && told[0].contains("leave writeThrough out"), "{told:?}");
 }
 
 #[test]
@@ -141,6 +155,7 @@ fn values_outside_their_lists_are_refused() {
         ("branchTimeout", "25h"),
         ("branchTimeout", "5"),
         ("union", "never"),
+        ("writeThrough", "false"),
         ("mergerfs.*", "x"),
     ] {
         assert!(parse(&[(key, value)]).is_err(), "{key}={value}");
@@ -235,7 +250,7 @@ proptest! {
     }
 
     #[test]
-    fn any_value_of_a_known_key_is_taken_or_refused_by_name(index in 0_usize..16, value in "\\PC{0,20}|[0-9]{1,4}[KMGTi]{0,2}|[a-z=,]{0,10}") {
+    fn any_value_of_a_known_key_is_taken_or_refused_by_name(index in 0..parameters().len() - 1, value in "\\PC{0,20}|[0-9]{1,4}[KMGTi]{0,2}|[a-z=,]{0,10}") {
         let key = parameters()[index].key;
         if let Err(faults) = parse(&[(key, &value)]) {
             prop_assert!(faults.iter().all(|fault| fault.to_string().contains(key)));

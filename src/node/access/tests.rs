@@ -141,7 +141,7 @@ impl Held for &FakeBranch {
         Ok(self.here.get())
     }
     fn source(&self) -> Source {
-        Source::Image("/p/branches/v-0/disk.img".into())
+        Source::Image { path: "/p/branches/v-0/disk.img".into(), write_through: true }
     }
 }
 

@@ -27,6 +27,7 @@ pub(in crate::node) struct HeldBranch<'a> {
     place: PathBuf,
     branch: BranchId,
     format: BranchFormat,
+    write_through: bool,
 }
 
 /// While it lives, this node attaches the branch for nobody.
@@ -55,15 +56,15 @@ impl Branches {
         if self.host.identity(&place).map_err(host("look at its place"))?.is_none() {
             return branch_error::MissingSnafu { branch: spec.id.clone(), path: place }.fail();
         }
-        let reason = match record::read_or_why(&self.host, &place).map_err(host("read its identity"))? {
-            Ok(record) => record.differs(spec),
-            Err(reason) => Some(reason),
-        };
-        if let Some(reason) = reason {
-            return branch_error::ForeignSnafu { branch: spec.id.clone(), path: place, reason }.fail();
-        }
+        let record = record::read_or_why(&self.host, &place).map_err(host("read its identity"))?;
+        let record = record.and_then(|record| record.differs(spec).map_or(Ok(record), Err));
+        let record = record.or_else(|reason| {
+            branch_error::ForeignSnafu { branch: spec.id.clone(), path: place.clone(), reason }.fail()
+        })?;
         let (branch, format) = (spec.id.clone(), spec.format);
-        Ok(HeldBranch { host: &self.host, _turn: turn, pool, place, branch, format })
+        // As it was made, also where an object of a newer program says otherwise: what was written through stays so.
+        let write_through = record.write_through;
+        Ok(HeldBranch { host: &self.host, _turn: turn, pool, place, branch, format, write_through })
     }
 
     /// Closes the branch to attaching on this node.
@@ -236,7 +237,9 @@ impl Held for HeldBranch<'_> {
 
     fn source(&self) -> Source {
         match self.format {
-            BranchFormat::Image => Source::Image(self.place.join(record::IMAGE)),
+            BranchFormat::Image => {
+                Source::Image { path: self.place.join(record::IMAGE), write_through: self.write_through }
+            }
             BranchFormat::Directory => Source::Directory(self.place.clone()),
         }
     }
@@ -257,6 +260,7 @@ impl BranchRecord {
             fs_type: self.fs_type,
             thin: self.thin,
             accept_unenforced: true,
+            write_through: self.write_through,
             access: None,
             sharing: None,
         }

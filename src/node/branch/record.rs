@@ -45,10 +45,17 @@ pub(in crate::node) struct BranchRecord {
     pub(in crate::node) fs_uuid: Option<String>,
     #[serde(default)]
     pub(in crate::node) thin: bool,
+    /// Other nodes' writes to its image are written through. Images of programs that did not write this were.
+    #[serde(default = "yes")]
+    pub(in crate::node) write_through: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::node) enforcement: Option<Enforcement>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::node) project: Option<u32>,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 impl BranchRecord {
@@ -64,6 +71,7 @@ impl BranchRecord {
             fs_type: spec.fs_type,
             fs_uuid: None,
             thin: spec.thin,
+            write_through: spec.write_through,
             enforcement: None,
             project: None,
         }
@@ -136,6 +144,7 @@ mod tests {
             fs_type: Some(FsType::Ext4),
             thin: false,
             accept_unenforced: false,
+            write_through: false,
             access: None,
             sharing: None,
         }
@@ -156,7 +165,11 @@ mod tests {
         let record =
             BranchRecord { project: Some(7), fs_uuid: Some("u".to_owned()), ..BranchRecord::new(&spec()) };
         let text = serde_json::to_vec(&record).unwrap();
-        assert_eq!(parse(Some(text)), Ok(record));
+        assert_eq!(parse(Some(text)), Ok(record.clone()));
+        let mut older = serde_json::to_value(&record).unwrap();
+        assert_eq!(older.as_object_mut().unwrap().remove("writeThrough"), Some(false.into()));
+        let older = parse(Some(serde_json::to_vec(&older).unwrap()));
+        assert_eq!(older, Ok(BranchRecord { write_through: true, ..record }));
         assert!(parse(Some(b"{".to_vec())).is_err());
         assert!(parse(None).unwrap_err().contains("no branch.json"));
     }

@@ -20,6 +20,7 @@ fn branch(index: u32, phase: BranchPhase) -> Branch {
             fs_type: None,
             thin: false,
             accept_unenforced: true,
+            write_through: true,
             access: None,
             sharing: None,
         },

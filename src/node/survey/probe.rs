@@ -134,7 +134,7 @@ impl Kernel {
         let address = address.ok_or_else(|| NO_ADDRESS.to_owned());
         let owner = reason(&probed.nvme.owner).and(address.clone()).and_then(|ip| {
             let listeners = vec![SocketAddr::new(ip, self.port)];
-            Ok(Arc::new(NvmeOwner::new(&self.host, self.nvme.clone()?, listeners, true)) as _)
+            Ok(Arc::new(NvmeOwner::new(&self.host, self.nvme.clone()?, listeners)) as _)
         });
         let consumer = reason(&probed.nvme.consumer).and_then(|()| {
             Ok(Arc::new(NvmeConsumer::new(&self.host, self.nvme.clone()?, self.identity.clone()?)) as _)

@@ -35,7 +35,13 @@ pub struct ExportId {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A file or block device that holds a filesystem or raw data; it goes to one consumer.
-    Image(PathBuf),
+    Image {
+        /// Where it is.
+        path: PathBuf,
+        /// What a consumer was told to be completed survives a crash of this node, whether it was flushed or not. Without it,
+        /// what was not flushed can come back as zeros, and a later flush succeeds: [`Owner::durable`] is false.
+        write_through: bool,
+    },
     /// A directory of files; it may go to several.
     Directory(PathBuf),
 }

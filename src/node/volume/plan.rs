@@ -174,6 +174,7 @@ mod tests {
                 fs_type: None,
                 thin: false,
                 accept_unenforced: false,
+                write_through: true,
                 access: None,
                 sharing: None,
             },

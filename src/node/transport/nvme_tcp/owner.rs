@@ -21,18 +21,13 @@ pub struct NvmeOwner {
     host: Host,
     nvme: Nvme,
     listeners: Vec<SocketAddr>,
-    write_through: bool,
 }
 
 impl NvmeOwner {
     /// Exports at all of `listeners`, the node's addresses on the storage network; the first one is what endpoints tell.
-    ///
-    /// With `write_through`, an image file is set to synchronous writing (chattr +S): a write that completed survives a crash
-    /// of this node. Without it, what was written to places that the image's file did not have allocated can be lost though it
-    /// was completed and flushed, and nobody is told.
     #[must_use]
-    pub fn new(host: &Host, nvme: Nvme, listeners: Vec<SocketAddr>, write_through: bool) -> Self {
-        Self { host: host.clone(), nvme, listeners, write_through }
+    pub fn new(host: &Host, nvme: Nvme, listeners: Vec<SocketAddr>) -> Self {
+        Self { host: host.clone(), nvme, listeners }
     }
 
     fn view(&self) -> Result<TargetView, TransportError> {
@@ -86,20 +81,17 @@ impl NvmeOwner {
         self.view().ok()?.ports.get(&number)?.listens()
     }
 
-    /// Makes the image's file synchronous, or not.
-    fn ensure_flags(&self, image: &Path) -> Result<(), TransportError> {
+    /// Makes the image's file synchronous (chattr +S), so that a write that completed survives a crash of this node.
+    fn ensure_written_through(&self, image: &Path) -> Result<(), TransportError> {
         let backing = self.nvme.backing(image).map_err(kernel("look at the image"))?;
         if !backing.is_file {
             return Ok(());
         }
-        let set = self
-            .host
-            .set_synchronous(image, self.write_through)
-            .map_err(kernel("make the image synchronous"))?;
-        if self.write_through && !set {
+        let set = self.host.set_synchronous(image, true).map_err(kernel("make the image synchronous"))?;
+        if !set {
             let reason = format!(
                 "the filesystem of {} has no synchronous files (chattr +S), so a crash could lose completed writes: put the \
-                 pool on ext4, XFS or Btrfs, or switch write-through off and accept that",
+                 pool on ext4, XFS or Btrfs, or accept that by a class with writeThrough: never",
                 image.display()
             );
             return Err(TransportError::Unable { action: "export a branch safely", reason });
@@ -137,7 +129,7 @@ impl Owner for NvmeOwner {
     fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError> {
         const ACTION: &str = "export a branch over NVMe/TCP";
         let unable = |reason: String| TransportError::Unable { action: ACTION, reason };
-        let Source::Image(image) = source else {
+        let Source::Image { path: image, write_through } = source else {
             return Err(unable("it is a directory, and only images go over NVMe".to_owned()));
         };
         let path = image.to_str().filter(|p| p.starts_with('/') && !p.contains('\n')).ok_or_else(|| {
@@ -158,7 +150,10 @@ impl Owner for NvmeOwner {
             let (branch, asked, current) = (id.branch.clone(), id.generation, later.generation);
             return Err(TransportError::Outdated { branch, asked, current });
         }
-        self.ensure_flags(image)?;
+        // Where it is not asked for, an image that has it keeps it: the next boot must not take for durable what was not.
+        if *write_through {
+            self.ensure_written_through(image)?;
+        }
         for (_, nqn) in &standing {
             if *nqn != wanted.nqn || !plan::sound(&view.subsystems[nqn], &wanted) {
                 self.apply("end an export", &plan::end(&self.view()?, nqn))?;
@@ -255,7 +250,9 @@ impl Owner for NvmeOwner {
 
     fn durable(&self, source: &Source) -> Result<bool, TransportError> {
         match source {
-            Source::Image(image) => self.host.synchronous(image).map_err(kernel("look at the image's flags")),
+            Source::Image { path, .. } => {
+                self.host.synchronous(path).map_err(kernel("look at the image's flags"))
+            }
             Source::Directory(_) => Ok(false),
         }
     }

@@ -108,6 +108,7 @@ pub(super) fn branch() -> Rules {
         "fsType",
         "thin",
         "acceptUnenforced",
+        "writeThrough",
     ];
     let access = rule(
         "!has(oldSelf.access) || (has(self.access) && (self.access == oldSelf.access || \
