@@ -20,6 +20,9 @@ mod support;
 #[path = "../../net/tests/transport.rs"]
 #[allow(dead_code, reason = "each benchmark uses some of it")]
 mod transport;
+mod bare;
+mod data;
+mod stage;
 mod writes;
 
 use std::process::ExitCode;
@@ -30,7 +33,7 @@ use report::Report;
 type Part = fn() -> support::Result<Report>;
 
 /// The parts, by their names.
-const PARTS: &[(&str, Part)] = &[("writes", writes::run)];
+const PARTS: &[(&str, Part)] = &[("data", data::run), ("stage", stage::run), ("writes", writes::run)];
 
 /// A number set in the environment, to shorten or lengthen a run.
 pub fn number(name: &str, default: u32) -> u32 {

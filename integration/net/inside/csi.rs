@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
@@ -94,16 +94,19 @@ async fn answer(call: &str, given: &Given) -> Answer {
         "stage" => {
             let staging = given.text("staging")?;
             fs::create_dir_all(&staging)?;
-            node.node_stage_volume(NodeStageVolumeRequest {
+            let request = NodeStageVolumeRequest {
                 volume_id: given.text("volume")?,
                 publish_context: given.map("attached")?,
                 staging_target_path: staging,
                 volume_capability: Some(given.capability()?),
                 secrets: HashMap::new(),
                 volume_context: given.map("context")?,
-            })
-            .await?;
-            Ok(json!("staged"))
+            };
+            // Whoever measures wants to know when it begins.
+            println!("calls");
+            let begun = Instant::now();
+            node.node_stage_volume(request).await?;
+            Ok(json!({ "staged": begun.elapsed().as_secs_f64() }))
         }
         "unstage" => {
             let staging = given.text("staging")?;

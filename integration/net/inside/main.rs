@@ -6,6 +6,7 @@
 //! more than a word) and fails with a message.
 
 mod agent;
+mod bare;
 mod csi;
 mod load;
 mod nfs;
@@ -25,6 +26,7 @@ type Area = fn(&[String]) -> Result<(), Box<dyn Error>>;
 /// Every area, by its name.
 const AREAS: &[(&str, Area)] = &[
     ("agent", agent::run),
+    ("bare", bare::run),
     ("csi", csi::run),
     ("load", load::run),
     ("nfs", nfs::run),

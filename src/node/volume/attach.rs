@@ -160,9 +160,11 @@ impl Core {
         let id = ExportId { branch: spec.id.clone(), generation: remote.generation };
         let endpoint = Endpoint { address: remote.address, name: remote.name.clone() };
         let key = self.key(spec, remote.transport)?;
+        let begun = Instant::now();
         let attached = consumer.attach(&id, &endpoint, key.as_ref(), Patience::Wait).map_err(failed)?;
         let absent = || failed(TransportError::Absent { branch: spec.id.clone(), what: "attached" });
         let place = attached.at.ok_or_else(absent)?;
+        let connected = begun.elapsed();
         let is_image = spec.format == BranchFormat::Image;
         let device = is_image.then(|| place.clone());
         if record.kind == UnionKind::Block {
@@ -175,7 +177,11 @@ impl Core {
             }
             return Err(error);
         }
-        tracing::debug!(branch.id = %spec.id, branch.generation = %remote.generation, node = %spec.node, "branch of another node attached");
+        tracing::info!(
+            branch.id = %spec.id, branch.generation = %remote.generation, node = %spec.node,
+            connect.seconds = connected.as_secs_f64(), mount.seconds = (begun.elapsed() - connected).as_secs_f64(),
+            "a branch of another node is attached"
+        );
         Ok(Attached { mount: at.to_owned(), backing: place, device })
     }
 

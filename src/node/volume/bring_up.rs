@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::attach::LOST;
 use super::error::VolumeError;
@@ -28,15 +28,27 @@ const GROUP_BITS: u32 = 0o2070;
 /// How long a branch may take for that: it is little, and its disk was asked just before.
 const GROUP_BOUND: Duration = Duration::from_secs(30);
 
+/// What bringing a volume up took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Took {
+    /// Until every branch was attached.
+    pub(super) branches: Duration,
+    /// From then until the union ran.
+    pub(super) union: Duration,
+}
+
 impl Core {
     /// Brings the volume to what its record says, and puts a new union under workloads where the old one is gone.
-    pub(super) fn bring_up(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
+    pub(super) fn bring_up(&self, slot: &Slot, record: &mut Record) -> Result<Took, VolumeError> {
+        let begun = Instant::now();
         let failures = self.attach(slot, record, false);
         if !failures.is_empty() {
             return Err(VolumeError::incomplete(record.volume(), failures));
         }
+        let branches = begun.elapsed();
         self.apply_group(record)?;
         self.ensure_union(slot, record)?;
+        let union = begun.elapsed() - branches;
         let before = record.origin.clone();
         let (now, view) = self.settle_origin(record)?;
         self.ensure_staged(record, &now, before.as_ref(), view)?;
@@ -55,7 +67,7 @@ impl Core {
                 .discard_replaced(record.volume())
                 .map_err(|e| VolumeError::union(record.volume(), e))?;
         }
-        Ok(())
+        Ok(Took { branches, union })
     }
 
     /// Lets the group write at the root of the volume: of each branch, so that the union shows the same whichever branch

@@ -219,7 +219,7 @@ impl Core {
                 );
             }
         }
-        self.bring_up(slot, record)
+        self.bring_up(slot, record).map(drop)
     }
 
     /// Ends the daemon, and the attachments of the branches of other nodes among those that are lost: every access fails with

@@ -1,7 +1,7 @@
 //! NodeStageVolume and NodeUnstageVolume.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::bring_up::anchor_path;
 use super::error::VolumeError;
@@ -38,7 +38,7 @@ impl Core {
         split: &VolumeSplit,
         branches: &[Branch],
     ) -> Result<(), VolumeError> {
-        let volume = &request.volume;
+        let (volume, begun) = (&request.volume, Instant::now());
         // A refused path changes nothing.
         self.place(&request.staging, true)?;
         let existing = self
@@ -66,13 +66,22 @@ impl Core {
         // Before anything is made.
         self.refuse_ungranted(slot, &record, branches)?;
         self.save(&record)?;
-        let staged = self.bring_up(slot, &mut record).and_then(|()| {
+        let staged = self.bring_up(slot, &mut record).and_then(|took| {
             record.phase = Phase::Staged;
-            self.save(&record)
+            self.save(&record).map(|()| took)
         });
-        if staged.is_ok() && record.has_remote() {
-            slot.hints().remote = true;
-            self.changed.notify_one();
+        if let Ok(took) = &staged {
+            if record.has_remote() {
+                slot.hints().remote = true;
+                self.changed.notify_one();
+            }
+            tracing::info!(
+                volume.id = %volume,
+                duration.seconds = begun.elapsed().as_secs_f64(),
+                branches.seconds = took.branches.as_secs_f64(),
+                union.seconds = took.union.as_secs_f64(),
+                "the volume is staged"
+            );
         }
         if staged.is_err() {
             // Only what this call made is there.
@@ -84,7 +93,7 @@ impl Core {
                 );
             }
         }
-        staged
+        staged.map(drop)
     }
 
     /// Tells which branches are not this node's to use yet.

@@ -165,6 +165,11 @@ impl Node<'_> {
         self.csi(BOUND, "stage", &Self::given(volume)).map(drop)
     }
 
+    /// Begins one attempt at that; `calls` is told when the call is made, `{"staged": SECONDS}` when it was answered.
+    pub fn begin_stage(&self, volume: &Volume) -> Result<Running> {
+        self.machine.start_command(csi_script("stage", &Self::given(volume)), BOUND)
+    }
+
     /// One attempt at that.
     pub fn try_stage(&self, volume: &Volume) -> Result<Output> {
         self.machine.attempt(BOUND, csi_script("stage", &Self::given(volume)))
@@ -193,6 +198,11 @@ impl Node<'_> {
         )?;
         // The kubelet removes a pod's directories.
         self.machine.run(format!("find {KUBELET}/pods/{pod} -depth -type d -exec rmdir {{}} +"))?;
+        self.unstage(volume)
+    }
+
+    /// Unstages.
+    pub fn unstage(&self, volume: &Volume) -> Result {
         self.csi(
             BOUND,
             "unstage",
@@ -225,6 +235,11 @@ impl Node<'_> {
             );
         }
         Ok(running)
+    }
+
+    /// The newest line of the agent's log that holds that text.
+    pub fn last_told(&self, text: &str) -> Result<String> {
+        self.machine.run(format!("grep -F '{text}' {LOG} | tail -n 1"))
     }
 
     /// What is left of volumes, once none should be.

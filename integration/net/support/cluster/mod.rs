@@ -42,6 +42,9 @@ pub const BOUND: Duration = Duration::from_secs(180);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(300);
 
+/// How many machines have a pool.
+const POOLS: usize = 3;
+
 /// Of each pool's disk.
 pub const POOL: u64 = 512 << 20;
 
@@ -58,6 +61,11 @@ pub struct Cluster {
 impl Cluster {
     /// Three machines whose agents are ready, each with one pool.
     fn boot() -> Result<Self> {
+        Self::boot_with(POOLS)
+    }
+
+    /// That many, of which those beyond the third have no pool.
+    pub fn boot_with(machines: usize) -> Result<Self> {
         let begun = Instant::now();
         let server = ApiServer::start();
         server.install();
@@ -67,7 +75,7 @@ impl Cluster {
             .build()
             .expect("a runtime");
         let client = runtime.block_on(server.client());
-        let mut options = Options::new(3).memory_mib(400);
+        let mut options = Options::new(machines).memory_mib(400);
         options.disks = vec![("data".to_owned(), POOL), ("state".to_owned(), 256 << 20)];
         options.arguments = server.card();
         let net = Network::boot_as("cluster", &options)?;
@@ -82,9 +90,12 @@ impl Cluster {
     }
 
     fn begin(&self) -> Result {
-        for node in self.nodes() {
+        for (index, node) in self.nodes().into_iter().enumerate() {
             self.add_node(node.name());
             node.prepare(&self.server.kubeconfig_of_agents())?;
+            if index >= POOLS {
+                node.configure(Agent::WithoutPool)?;
+            }
             node.start_agent()?;
         }
         for node in self.nodes() {
