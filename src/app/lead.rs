@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::AppError;
 use crate::config::KubernetesSettings;
+use crate::controllers::Watches;
 use crate::controllers::access::{AccessController, AccessCounters};
 use crate::controllers::attacher::Attacher;
 use crate::controllers::capacity::CapacityPublisher;
@@ -43,9 +44,13 @@ impl Controllers {
     fn start(&self, claim: &Claim, stop: &CancellationToken) -> JoinSet<Ended> {
         let store: Arc<dyn Store> = Arc::new(Guarded::new(&self.store, claim));
         let mut tasks = JoinSet::new();
+        let mut watches = Watches::new(store.clone());
         let splitter = Splitter::new(store.clone(), Timestamp::now).counting(self.splits.clone());
+        let splitter = splitter.hearing(&mut watches);
         let access = AccessController::new(store.clone(), Timestamp::now).counting(self.access.clone());
+        let access = access.hearing(&mut watches);
         let Some((client, namespace)) = &self.cluster else {
+            spawn(&mut tasks, "the watches", watches.run(stop.clone()));
             spawn(&mut tasks, "the access controller", access.run(stop.clone()));
             spawn(&mut tasks, "the splitter", splitter.run(stop.clone()));
             return tasks;
@@ -55,9 +60,11 @@ impl Controllers {
         let cluster = Cluster { client: client.clone(), namespace: namespace.clone(), claim: claim.clone() };
         spawn(&mut tasks, "the access controller", access.telling(cluster.clone()).run(stop.clone()));
         let provisioner = Provisioner::new(cluster.clone(), store.clone(), Timestamp::now);
+        let provisioner = provisioner.hearing(&mut watches);
         spawn(&mut tasks, "the provisioner", provisioner.run(stop.clone()));
-        let attacher = Attacher::new(cluster.clone(), store.clone(), Timestamp::now);
+        let attacher = Attacher::new(cluster.clone(), store.clone(), Timestamp::now).hearing(&mut watches);
         spawn(&mut tasks, "the attacher", attacher.run(stop.clone()));
+        spawn(&mut tasks, "the watches", watches.run(stop.clone()));
         let capacity = CapacityPublisher::new(cluster.clone(), rooms, Timestamp::now);
         spawn(&mut tasks, "the capacity publisher", capacity.run(stop.clone()));
         let orphans = OrphanScan::new(cluster, store, Timestamp::now).telling(self.orphans.clone());

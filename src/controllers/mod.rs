@@ -17,3 +17,5 @@ pub mod provisioner;
 mod queue;
 pub mod splitter;
 mod watch;
+
+pub use watch::Watches;

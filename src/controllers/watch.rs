@@ -1,5 +1,7 @@
 //! What controllers are told of objects: a watch as a stream of changes that never ends, begun again when it fails.
 
+mod shared;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -14,8 +16,11 @@ use super::queue::backoff;
 use crate::store::object::{Branch, Object, StorageNode, VolumeSplit};
 use crate::store::{Event, Selector, Store, StoreError};
 
+pub(super) use shared::Heard;
+pub use shared::Watches;
+
 /// What happened to an object of one kind.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Told<T> {
     /// It is, or has become, this.
     Here(String, T),

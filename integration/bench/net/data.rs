@@ -39,11 +39,8 @@ pub fn run() -> Result<Report> {
     );
     cluster.class("three", "Immediate", json!({"strategy": "spread", "minBranches": "3"}));
     let one = cluster.bound(&cluster.claim("one", "one", "112Mi"));
-    let branches: Vec<_> = cluster
-        .branches_of(&one)
-        .iter()
-        .map(|b| (b.spec.node.to_string(), b.spec.id.to_string()))
-        .collect();
+    let branches: Vec<_> =
+        cluster.branches_of(&one).iter().map(|b| (b.spec.node.to_string(), b.spec.id.to_string())).collect();
     assert_eq!(branches.len(), 1, "one branch");
     let bare = Bare::copies(&cluster, "d", &branches)?;
     let three = cluster.bound(&cluster.claim("three", "three", "336Mi"));
@@ -54,7 +51,8 @@ pub fn run() -> Result<Report> {
         cluster.attach(volume, "d");
         directories.push(consumer.mount(volume, "pod")?);
     }
-    let mounts = consumer.machine.run("grep -E '/mnt/bare|fuse|nvme' /proc/mounts; df -k | grep -E 'nvme|pvc'")?;
+    let mounts =
+        consumer.machine.run("grep -E '/mnt/bare|fuse|nvme' /proc/mounts; df -k | grep -E 'nvme|pvc'")?;
     eprintln!("{mounts}");
     let mut figures: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
     // The first round makes what later ones find, and does not count.

@@ -9,20 +9,20 @@
     reason = "a benchmark prints its table, and ends where it cannot measure"
 )]
 
+mod bare;
+mod data;
 #[path = "../../net/protocol.rs"]
 mod protocol;
 #[path = "../machine/report.rs"]
 #[allow(dead_code, reason = "each benchmark uses some of it")]
 mod report;
+mod stage;
 #[path = "../../net/support/mod.rs"]
 #[allow(unused_imports, reason = "each benchmark uses some of it")]
 mod support;
 #[path = "../../net/tests/transport.rs"]
 #[allow(dead_code, reason = "each benchmark uses some of it")]
 mod transport;
-mod bare;
-mod data;
-mod stage;
 mod writes;
 
 use std::process::ExitCode;

@@ -38,10 +38,9 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::Cluster;
 use super::events::Notice;
 use super::queue::{Queue, until};
-use super::watch::{Told, stored};
+use super::watch::{Heard, Told, Watches};
 use crate::domain::NodeName;
 use crate::store::Store;
-use crate::store::object::{Branch, StorageNode, VolumeSplit};
 use apply::{Ground, WriteError, Written, order};
 pub use decide::waiting;
 use decide::{Decision, Order, decide, owner_down, sentence};
@@ -59,6 +58,7 @@ const TELLING: usize = 4;
 /// The controller; see the module.
 pub struct AccessController {
     store: Arc<dyn Store>,
+    heard: Heard,
     clock: fn() -> Timestamp,
     teller: Option<Teller>,
     counters: AccessCounters,
@@ -89,6 +89,7 @@ impl AccessController {
     #[must_use]
     pub fn new(store: Arc<dyn Store>, clock: fn() -> Timestamp) -> Self {
         Self {
+            heard: Heard::alone(&store),
             store,
             clock,
             teller: None,
@@ -99,6 +100,12 @@ impl AccessController {
             waits: Waits::default(),
             notices: Vec::new(),
         }
+    }
+
+    /// The same, hearing of objects by `watches`.
+    #[must_use]
+    pub fn hearing(self, watches: &mut Watches) -> Self {
+        Self { heard: Heard::all(watches), ..self }
     }
 
     /// The same, telling of waits by events in that cluster.
@@ -116,7 +123,7 @@ impl AccessController {
     /// Works until `shutdown`, which comes when this instance no longer leads, too. Writes that are under way then are not
     /// waited for: each is whole or not there.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        let mut changes = changes(&self.store);
+        let mut changes = changes(&mut self.heard);
         let mut writes: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();
         let mut tells: FuturesUnordered<BoxFuture<'static, ()>> = FuturesUnordered::new();
         // Nothing is decided on half a picture.
@@ -338,12 +345,9 @@ impl AccessController {
 }
 
 /// All changes, beginning with all objects.
-fn changes(store: &Arc<dyn Store>) -> BoxStream<'static, Change> {
-    let volumes = stored::<VolumeSplit>(store);
-    let volumes = volumes.map(|told| Change::Volume(told.map(|split| Wanted::of(&split))));
-    let branches = stored::<Branch>(store);
-    let branches = branches.map(|told| Change::Branch(told.map(|branch| Seen::of(&branch))));
-    let nodes = stored::<StorageNode>(store);
-    let nodes = nodes.map(|told| Change::Node(told.map(|node| node.status.heartbeat)));
+fn changes(heard: &mut Heard) -> BoxStream<'static, Change> {
+    let volumes = heard.splits().map(|told| Change::Volume(told.map(|split| Wanted::of(&split))));
+    let branches = heard.branches().map(|told| Change::Branch(told.map(|branch| Seen::of(&branch))));
+    let nodes = heard.nodes().map(|told| Change::Node(told.map(|node| node.status.heartbeat)));
     futures::stream::select_all([volumes.boxed(), branches.boxed(), nodes.boxed()]).boxed()
 }

@@ -17,7 +17,7 @@ use crate::domain::reach::Transport;
 use crate::domain::volume::AccessMode;
 use crate::store::contract::{branch, eventually};
 use crate::store::local::LocalStore;
-use crate::store::object::{Attachment, Version};
+use crate::store::object::{Attachment, Branch, StorageNode, Version, VolumeSplit};
 use crate::store::{Collection, Event, Selector, StoreError};
 
 fn node(name: &str) -> NodeName {

@@ -35,10 +35,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::cluster::Cluster;
 use super::queue::{Queue, until};
-use super::watch::{Told, stored, watched};
+use super::watch::{Heard, Told, Watches, watched};
 use crate::domain::VolumeId;
 use crate::store::Store;
-use crate::store::object::VolumeSplit;
 use apply::{ApplyError, Subject, Writer, Written};
 use decide::{decide, release, stray};
 use index::{Index, Volume, Wish, attached_for};
@@ -49,6 +48,7 @@ const IN_FLIGHT: usize = 32;
 
 /// The attacher; see the module.
 pub struct Attacher {
+    heard: Heard,
     writer: Writer,
     index: Index,
     queue: Queue,
@@ -99,11 +99,18 @@ impl Attacher {
     #[must_use]
     pub fn new(cluster: Cluster, store: Arc<dyn Store>, clock: fn() -> Timestamp) -> Self {
         Self {
+            heard: Heard::alone(&store),
             writer: Writer { cluster, store, clock },
             index: Index::default(),
             queue: Queue::default(),
             busy: HashMap::new(),
         }
+    }
+
+    /// The same, hearing of volumes by `watches`.
+    #[must_use]
+    pub fn hearing(self, watches: &mut Watches) -> Self {
+        Self { heard: Heard::volumes(watches), ..self }
     }
 
     /// Works until `shutdown`, which comes when this instance no longer leads, too. Writes that are under way then are not
@@ -122,8 +129,8 @@ impl Attacher {
             PersistentVolume::name_any,
             Volume::read,
         );
-        let attached = stored::<VolumeSplit>(&self.writer.store)
-            .map(|told| Change::Attached(told.map(|split| attached_for(&split))));
+        let attached =
+            self.heard.splits().map(|told| Change::Attached(told.map(|split| attached_for(&split))));
         let (wishes, volumes) = (wishes.map(Change::Wish), volumes.map(Change::Volume));
         let mut changes = futures::stream::select_all([wishes.boxed(), volumes.boxed(), attached.boxed()]);
         let mut writes: FuturesUnordered<BoxFuture<'static, Outcome>> = FuturesUnordered::new();

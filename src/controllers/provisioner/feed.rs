@@ -1,7 +1,5 @@
 //! The four watches as one stream of changes.
 
-use std::sync::Arc;
-
 use futures::stream::{self, BoxStream, StreamExt};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -10,9 +8,7 @@ use kube::{Api, ResourceExt};
 use super::objects::{Claim, Split, Volume, volume_name};
 use crate::controllers::class::Class;
 use crate::controllers::cluster::Cluster;
-use crate::controllers::watch::{Told, stored, watched};
-use crate::store::Store;
-use crate::store::object::VolumeSplit;
+use crate::controllers::watch::{Heard, Told, watched};
 
 /// What happened to the objects.
 pub(super) enum Change {
@@ -40,12 +36,12 @@ impl Change {
 pub(super) const KINDS: u32 = 4;
 
 /// All changes, beginning with all objects.
-pub(super) fn feed(cluster: &Cluster, store: &Arc<dyn Store>) -> BoxStream<'static, Change> {
+pub(super) fn feed(cluster: &Cluster, heard: &mut Heard) -> BoxStream<'static, Change> {
     let claims = Api::<PersistentVolumeClaim>::all(cluster.client.clone());
     let claim_volume = |claim: &PersistentVolumeClaim| volume_name(&claim.uid().unwrap_or_default());
     let classes = Api::<StorageClass>::all(cluster.client.clone());
     let volumes = Api::<PersistentVolume>::all(cluster.client.clone());
-    let splits = stored::<VolumeSplit>(store).map(|told| {
+    let splits = heard.splits().map(|told| {
         Change::Split(match told {
             Told::Here(name, split) => Told::Here(name, Split::read(&split)),
             Told::Gone(name) => Told::Gone(name),

@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 use super::cluster::Cluster;
 use super::events::{Notice, Recorder};
 use super::queue::{Queue, backoff, until};
-use super::watch::Told;
+use super::watch::{Heard, Told, Watches};
 use crate::store::Store;
 use apply::{WriteError, Writer, Written};
 use decide::{About, Action, Decision, decide};
@@ -65,6 +65,7 @@ pub(super) use objects::{LABEL_CLAIM, LABEL_RETAINED};
 
 /// The provisioner; see the module.
 pub struct Provisioner {
+    heard: Heard,
     writer: Writer,
     recorder: Recorder,
     index: Index,
@@ -97,6 +98,7 @@ impl Provisioner {
     #[must_use]
     pub fn new(cluster: Cluster, store: Arc<dyn Store>, clock: fn() -> Timestamp) -> Self {
         Self {
+            heard: Heard::alone(&store),
             recorder: Recorder::new(cluster.clone(), clock),
             writer: Writer { cluster, store },
             index: Index::default(),
@@ -109,10 +111,16 @@ impl Provisioner {
         }
     }
 
+    /// The same, hearing of volumes by `watches`.
+    #[must_use]
+    pub fn hearing(self, watches: &mut Watches) -> Self {
+        Self { heard: Heard::volumes(watches), ..self }
+    }
+
     /// Works until `shutdown`, which comes when this instance no longer leads, too. Writes that are under way then are not
     /// waited for: the next leader goes on from what is there.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        let mut changes = feed(&self.writer.cluster, &self.writer.store);
+        let mut changes = feed(&self.writer.cluster, &mut self.heard);
         let mut writes: FuturesUnordered<BoxFuture<'static, Settled>> = FuturesUnordered::new();
         let mut unread = KINDS;
         loop {

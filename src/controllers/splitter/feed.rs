@@ -1,12 +1,10 @@
 //! The three watches as one stream of changes.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use futures::stream::{self, BoxStream, StreamExt};
 
-use crate::controllers::watch::{Told, stored};
-use crate::store::Store;
+use crate::controllers::watch::{Heard, Told};
 use crate::store::object::{Branch, StorageNode, VolumeSplit};
 
 /// What happened to the objects.
@@ -26,20 +24,20 @@ pub(super) enum Change {
 }
 
 /// All changes, beginning with all objects.
-pub(super) fn feed(store: &Arc<dyn Store>) -> BoxStream<'static, Change> {
-    let splits = stored::<VolumeSplit>(store).map(|told| match told {
+pub(super) fn feed(heard: &mut Heard) -> BoxStream<'static, Change> {
+    let splits = heard.splits().map(|told| match told {
         Told::Here(_, split) => Change::Split(Box::new(split)),
         Told::Gone(name) => Change::NoSplit(name),
         Told::Only(names) => Change::OnlySplits(names),
         Told::FirstRead => Change::FirstRead,
     });
-    let branches = stored::<Branch>(store).map(|told| match told {
+    let branches = heard.branches().map(|told| match told {
         Told::Here(_, branch) => Change::Branch(Box::new(branch)),
         Told::Gone(name) => Change::NoBranch(name),
         Told::Only(names) => Change::OnlyBranches(names),
         Told::FirstRead => Change::FirstRead,
     });
-    let nodes = stored::<StorageNode>(store).map(|told| match told {
+    let nodes = heard.nodes().map(|told| match told {
         Told::Here(_, node) => Change::Node(Box::new(node)),
         Told::Gone(name) => Change::NoNode(name),
         Told::Only(names) => Change::OnlyNodes(names),

@@ -36,6 +36,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::queue::{Queue, backoff, until};
+use super::watch::{Heard, Watches};
 use crate::store::{Store, StoreError};
 use apply::{Applied, Written, apply};
 use decide::{Action, Decision, decide};
@@ -58,6 +59,7 @@ const WAITING_SHARE: u32 = 10;
 /// The splitter; see the module.
 pub struct Splitter {
     store: Arc<dyn Store>,
+    heard: Heard,
     clock: fn() -> Timestamp,
     counters: SplitterCounters,
     index: Index,
@@ -92,6 +94,7 @@ impl Splitter {
     #[must_use]
     pub fn new(store: Arc<dyn Store>, clock: fn() -> Timestamp) -> Self {
         Self {
+            heard: Heard::alone(&store),
             store,
             clock,
             counters: SplitterCounters::default(),
@@ -113,6 +116,12 @@ impl Splitter {
         Self { rooms: Some(rooms), ..self }
     }
 
+    /// The same, hearing of objects by `watches`.
+    #[must_use]
+    pub fn hearing(self, watches: &mut Watches) -> Self {
+        Self { heard: Heard::all(watches), ..self }
+    }
+
     /// The same, counting on in `counters`, which then also tell of earlier splitters.
     #[must_use]
     pub fn counting(self, counters: SplitterCounters) -> Self {
@@ -128,7 +137,7 @@ impl Splitter {
     /// Works until `shutdown`. Writes that are under way then are not waited for: each is whole or not there, and the
     /// next splitter goes on from what is there.
     pub async fn run(mut self, shutdown: CancellationToken) {
-        let mut changes = feed(&self.store);
+        let mut changes = feed(&mut self.heard);
         let mut writes: FuturesUnordered<BoxFuture<'static, Applied>> = FuturesUnordered::new();
         // Nothing is decided on half a picture.
         let mut unread = 3;
