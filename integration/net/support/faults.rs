@@ -61,7 +61,7 @@ pub fn record(name: &str, fault: &Fault) {
 }
 
 /// Seconds as people read them: to a half below ten, whole above.
-fn rounded(seconds: f64) -> String {
+pub fn rounded(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => "less than 1 s".to_owned(),
         s if s < 10.0 => format!("{} s", (s * 2.0).round() / 2.0),

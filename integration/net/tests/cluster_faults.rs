@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::support::cluster::{BOUND, Cluster, Node, Volume, on_cluster};
-use crate::support::faults::{Fault, Told, record};
+use crate::support::faults::{Fault, Told, record, rounded};
 use crate::support::{Result, Running};
 
 /// Records that must be safe before something is broken.
@@ -160,7 +160,13 @@ fn an_owner_that_loses_power_and_returns_loses_nothing_and_its_pod_elsewhere_see
         goes_on(&mut writer, &log(), SOME)?;
         b.machine.pull_plug();
         thread::sleep(OUTAGE);
-        b.boot()?;
+        b.machine.start()?;
+        b.start_agent()?;
+        b.exports_again()?;
+        let back = Instant::now();
+        goes_on(&mut writer, &log(), 1)?;
+        let resumed = back.elapsed();
+        b.ready()?;
         goes_on(&mut writer, &log(), SOME)?;
         let told = ends(writer)?;
         assert_eq!(told.errors, [], "it waited");
@@ -179,7 +185,10 @@ fn an_owner_that_loses_power_and_returns_loses_nothing_and_its_pod_elsewhere_see
                 seen: "its calls wait until the node is back".to_owned(),
                 longest_pause_seconds: told.longest_pause_seconds(),
                 errors: told.errors.len(),
-                after: "goes on by itself; no pod is restarted".to_owned(),
+                after: format!(
+                    "goes on by itself, {} after the node exports the branch again; no pod is restarted",
+                    rounded(resumed.as_secs_f64())
+                ),
             },
         );
         leave(cluster, &volume, "c", "other")
@@ -312,12 +321,21 @@ fn a_node_that_uses_a_volume_and_loses_power_is_replaced_by_another_and_cannot_w
         a.machine.pull_plug();
         let first = Told::read(&writer.output_so_far());
         // The out-of-service taint: the attach-detach controller does not wait for that node's kubelet.
+        let tainted = Instant::now();
         cluster.detach(&volume, "a");
+        let detached = tainted.elapsed();
         cluster.attach(&volume, "c");
+        let attached = tainted.elapsed();
         let data = c.mount(&volume, "second")?;
+        let mounted = tainted.elapsed();
+        let mut writer = c.write(&volume, "second", "y", &["log2".to_owned()])?;
+        assert!(writer.says("ack log2 0 ", BOUND)?, "the second pod writes: {writer:?}");
+        let taken_over = tainted.elapsed();
+        eprintln!(
+            "after the taint: detached {detached:.1?}, attached {attached:.1?}, mounted {mounted:.1?}, first record {taken_over:.1?}"
+        );
         let found = text(c, &data, LOG)?;
         first.require_in(LOG, "x", &found);
-        let mut writer = c.write(&volume, "second", "y", &["log2".to_owned()])?;
         goes_on(&mut writer, &["log2".to_owned()], SOME)?;
 
         a.boot()?;
@@ -335,7 +353,10 @@ fn a_node_that_uses_a_volume_and_loses_power_is_replaced_by_another_and_cannot_w
             "consumer-power",
             &Fault {
                 fault: "the node of the pod loses its power, and is declared out of service".to_owned(),
-                seen: "the pod is gone with its node".to_owned(),
+                seen: format!(
+                    "the pod is gone with its node; the next one, on another node, writes {} after that",
+                    rounded(taken_over.as_secs_f64())
+                ),
                 longest_pause_seconds: None,
                 errors: 0,
                 after: "a pod on another node has every safe record; the node that returns is refused"

@@ -104,6 +104,11 @@ impl Node<'_> {
         self.machine.eventually(BOUND, "curl -sf http://127.0.0.1:9830/readyz").map(drop)
     }
 
+    /// Waits until it exports an image, as its agent does again after a boot.
+    pub fn exports_again(&self) -> Result {
+        self.machine.eventually(BOUND, "ls -d /sys/kernel/config/nvmet/ports/*/subsystems/*").map(drop)
+    }
+
     /// The machine on again after [`Machine::pull_plug`], and its agent.
     pub fn boot(&self) -> Result {
         self.machine.start()?;

@@ -31,8 +31,9 @@ const APPEAR_BOUND: Duration = Duration::from_secs(15);
 const GO_BOUND: Duration = Duration::from_secs(30);
 /// How long [`Consumer::force_detach`] waits; the kernel goes on by itself after that.
 const FORCE_BOUND: Duration = Duration::from_secs(5);
-/// How often sysfs is read meanwhile.
-const STEP: Duration = Duration::from_millis(50);
+/// Until sysfs is read again meanwhile: what is waited for takes milliseconds as a rule. Doubled each time, up to the longest.
+const FIRST_STEP: Duration = Duration::from_millis(1);
+const LONGEST_STEP: Duration = Duration::from_millis(50);
 
 /// Attaches images of other nodes.
 #[derive(Clone, Debug)]
@@ -86,6 +87,7 @@ impl NvmeConsumer {
     /// Waits for the connection to be live and its device to be there, and for the right one.
     fn appear(&self, id: &ExportId, endpoint: &Endpoint) -> Result<Attached, TransportError> {
         let deadline = Instant::now() + APPEAR_BOUND;
+        let mut steps = steps();
         let uuid = names::uuid(id);
         loop {
             let controllers = self.controllers(&endpoint.name)?;
@@ -119,12 +121,13 @@ impl NvmeConsumer {
                     "the connection does not become live"
                 }));
             }
-            std::thread::sleep(STEP);
+            std::thread::sleep(steps.next().unwrap_or(LONGEST_STEP));
         }
     }
 
     fn wait_gone(&self, id: &ExportId, names: &[String]) -> Result<(), TransportError> {
         let deadline = Instant::now() + GO_BOUND;
+        let mut steps = steps();
         for name in names {
             while self.nvme.controller_state(name).map_err(kernel("read the NVMe connections"))?.is_some() {
                 // The number may be another connection's by now.
@@ -140,7 +143,7 @@ impl NvmeConsumer {
                     let source = std::io::Error::from(std::io::ErrorKind::TimedOut);
                     return Err(TransportError::Kernel { action: format!("wait for {name} to go"), source });
                 }
-                std::thread::sleep(STEP);
+                std::thread::sleep(steps.next().unwrap_or(LONGEST_STEP));
             }
         }
         Ok(())
@@ -169,6 +172,11 @@ impl NvmeConsumer {
             Ok(false)
         }
     }
+}
+
+/// How long to wait before each further look.
+fn steps() -> impl Iterator<Item = Duration> {
+    std::iter::successors(Some(FIRST_STEP), |step| Some((*step * 2).min(LONGEST_STEP)))
 }
 
 /// The options of a connection, in the kernel's words.
