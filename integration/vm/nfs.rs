@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use union_csi::node::transport::nfs::{NfsConsumer, NfsOwner, probe};
 use union_csi::node::transport::{
-    Ability, Consumer, Endpoint, ExportId, Generation, Link, Owner, Patience, Peer, Source, TransportError,
+    Ability, Consumer, Endpoint, ExportId, Generation, Link, Owner, Patience, Peer, Right, Source,
+    TransportError,
 };
 use union_csi::platform::Host;
 use union_csi::platform::nfs::{NfsRoots, NfsServing};
@@ -110,8 +111,8 @@ fn a_directory_goes_over_nfs_to_who_is_allowed_and_to_nobody_else() {
     assert!(matches!(outcome, Err(TransportError::Refused { .. })), "{outcome:?}");
 
     println!("one is allowed, on one branch");
-    owner.allow(&first, &peer(SELF), None).unwrap();
-    owner.allow(&first, &peer("10.9.9.9"), None).unwrap();
+    owner.allow(&first, &peer(SELF), Right::Write, None).unwrap();
+    owner.allow(&first, &peer("10.9.9.9"), Right::Write, None).unwrap();
     let attached = attach(&first, &endpoint).unwrap();
     assert_eq!(attach(&first, &endpoint).unwrap(), attached, "twice is once");
     let outcome = attach(&second, &elsewhere);
@@ -158,7 +159,7 @@ fn a_directory_goes_over_nfs_to_who_is_allowed_and_to_nobody_else() {
     assert_eq!(rig.owner().exports().unwrap(), owner.exports().unwrap());
 
     println!("a fence of who has unmounted takes nothing else of it");
-    owner.allow(&second, &peer(SELF), None).unwrap();
+    owner.allow(&second, &peer(SELF), Right::Write, None).unwrap();
     let kept = attach(&second, &elsewhere).unwrap().at.unwrap().join("data/locked");
     let locked = std::fs::File::create(&kept).unwrap();
     locked.lock().unwrap();
@@ -179,7 +180,7 @@ fn a_directory_goes_over_nfs_to_who_is_allowed_and_to_nobody_else() {
     drop(locked);
 
     println!("a fence of who writes ends that at once, and another peer keeps its right");
-    owner.allow(&first, &peer(SELF), None).unwrap();
+    owner.allow(&first, &peer(SELF), Right::Write, None).unwrap();
     let at = attach(&first, &endpoint).unwrap().at.unwrap();
     let writer = fenced_writer(&at.join("data/log"));
     while std::fs::metadata(place.join("data/log")).map_or(0, |m| m.len()) < 40 {
@@ -207,7 +208,7 @@ fn a_directory_goes_over_nfs_to_who_is_allowed_and_to_nobody_else() {
     assert_eq!(errno(std::fs::read_dir(kept.parent().unwrap())), Some(libc::ESTALE));
     let outcome = owner.export(&second, &Source::Directory(other));
     assert!(matches!(outcome, Err(TransportError::Outdated { .. })), "{outcome:?}");
-    let outcome = owner.allow(&second, &peer(SELF), None);
+    let outcome = owner.allow(&second, &peer(SELF), Right::Write, None);
     assert!(matches!(outcome, Err(TransportError::Outdated { .. })), "{outcome:?}");
     consumer.force_detach(&second).unwrap();
 

@@ -37,10 +37,10 @@ impl AccessMode {
 }
 
 impl AccessMode {
-    /// Why this mode cannot be granted while a volume is used on one node at a time; `None` where it can.
+    /// Why no volume can be had in this mode; `None` where some can.
     ///
-    /// Readers on many nodes are granted: on the one node they are readers. Writers on many nodes would each write into
-    /// branches that others have mounted, which needs `directory` branches reached over a network filesystem.
+    /// One writer beside readers on other nodes would have to be told from them when they attach, and again each time another
+    /// is to write. No orchestrator that is served asks for it.
     #[must_use]
     pub const fn refusal(self) -> Option<&'static str> {
         match self {
@@ -48,9 +48,12 @@ impl AccessMode {
             | Self::SingleNodeReaderOnly
             | Self::SingleNodeSingleWriter
             | Self::SingleNodeMultiWriter
-            | Self::MultiNodeReaderOnly => None,
-            Self::MultiNodeSingleWriter | Self::MultiNodeMultiWriter => Some(
-                "volumes cannot be written from several nodes; use a ReadWriteOnce or ReadWriteOncePod claim",
+            | Self::MultiNodeReaderOnly
+            | Self::MultiNodeMultiWriter => None,
+            Self::MultiNodeSingleWriter => Some(
+                "nothing would keep a second node from writing; use MULTI_NODE_MULTI_WRITER (ReadWriteMany) where several \
+                 nodes are to write, or fill the volume in a single-node mode and use it as MULTI_NODE_READER_ONLY \
+                 (ReadOnlyMany) then",
             ),
         }
     }
@@ -107,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writers_on_many_nodes_are_refused_and_all_others_granted() {
+    fn only_a_single_writer_beside_readers_elsewhere_is_refused() {
         for mode in [
             AccessMode::SingleNodeWriter,
             AccessMode::SingleNodeReaderOnly,
@@ -117,15 +120,15 @@ mod tests {
             AccessMode::SingleNodeSingleWriter,
             AccessMode::SingleNodeMultiWriter,
         ] {
-            assert_eq!(mode.refusal().is_some(), mode.multi_node() && !mode.reader_only(), "{mode:?}");
+            assert_eq!(mode.refusal().is_some(), mode == AccessMode::MultiNodeSingleWriter, "{mode:?}");
         }
     }
 
     #[test]
     fn a_volume_that_one_node_may_write_serves_every_single_node_mode() {
         use AccessMode::{
-            MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeReaderOnly, SingleNodeSingleWriter,
-            SingleNodeWriter,
+            MultiNodeMultiWriter, MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeReaderOnly,
+            SingleNodeSingleWriter, SingleNodeWriter,
         };
         for granted in [SingleNodeWriter, SingleNodeSingleWriter, SingleNodeMultiWriter] {
             for wanted in
@@ -133,8 +136,10 @@ mod tests {
             {
                 assert!(serves(&[granted], wanted), "{granted:?} serves {wanted:?}");
             }
-            assert!(!serves(&[granted], MultiNodeReaderOnly));
+            assert!(!serves(&[granted], MultiNodeReaderOnly), "it may have images");
+            assert!(!serves(&[granted], MultiNodeMultiWriter), "it may have several branches");
         }
+        assert!(serves(&[MultiNodeMultiWriter], SingleNodeWriter));
         assert!(serves(&[MultiNodeReaderOnly], SingleNodeReaderOnly));
         assert!(!serves(&[MultiNodeReaderOnly], SingleNodeWriter), "a reader's volume is not written");
         assert!(!serves(&[SingleNodeReaderOnly], SingleNodeWriter), "a reader's volume is not written");

@@ -11,7 +11,7 @@ use super::object::{Attachment, VolumeSplit};
 use super::view::{is_local, one_node_at_a_time, owners, reaches};
 use super::{Collection, StoreError};
 use crate::domain::reach::Network;
-use crate::domain::volume::{VolumeMode, serves};
+use crate::domain::volume::{AccessMode, VolumeMode, serves};
 use crate::domain::{NodeName, VolumeId};
 
 /// How often a write is decided again when another came first. Only the splitter, and another leader for a moment, write
@@ -100,6 +100,14 @@ pub enum Detach {
     Nowhere,
 }
 
+/// Whether a volume that was made as this one can be used in `wanted` mode: in those that it was made for, and by readers on
+/// many nodes where its branches serve several, so that one node fills it and many read it then.
+#[must_use]
+pub fn usable(split: &VolumeSplit, wanted: AccessMode) -> bool {
+    let filled = || wanted == AccessMode::MultiNodeReaderOnly && one_node_at_a_time(split, false).is_none();
+    serves(&split.spec.access_modes, wanted) || filled()
+}
+
 /// The volume attached as wanted; `None` where it is so already, whoever asked for that. `network`: what the nodes that hold
 /// its branches can carry, and that node.
 ///
@@ -122,7 +130,7 @@ pub fn attached(
         return UnsupportedSnafu { volume, reason: format!("it is of mode {:?}", split.spec.volume_mode) }
             .fail();
     }
-    if !serves(&split.spec.access_modes, wanted.access_mode) {
+    if !usable(split, wanted.access_mode) {
         let reason = format!("it was made for {:?}", split.spec.access_modes);
         return UnsupportedSnafu { volume, reason }.fail();
     }

@@ -15,7 +15,8 @@ use union_csi::node::branch::BranchError;
 use union_csi::node::executor::{Executor, Exporting, NodeFacts};
 use union_csi::node::pool::Pools;
 use union_csi::node::transport::{
-    Carried, Endpoint, Ends, ExportId, Exported, Owner, Peer, Secret, Source, TransportError, Transports,
+    Carried, Endpoint, Ends, ExportId, Exported, Owner, Peer, Right, Secret, Source, TransportError,
+    Transports,
 };
 use union_csi::platform::Host;
 use union_csi::store::Store;
@@ -44,7 +45,7 @@ impl Owner for Kernel {
         self.0.lock().expect("exports").entry(id.clone()).or_insert((source.clone(), Vec::new()));
         Ok(endpoint(id))
     }
-    fn allow(&self, id: &ExportId, peer: &Peer, _: Option<&Secret>) -> Result<(), TransportError> {
+    fn allow(&self, id: &ExportId, peer: &Peer, _: Right, _: Option<&Secret>) -> Result<(), TransportError> {
         let mut all = self.0.lock().expect("exports");
         let (_, allowed) = all.get_mut(id).expect("it is exported");
         assert_eq!(*allowed, Vec::<String>::new());
@@ -72,6 +73,7 @@ impl Owner for Kernel {
             id: id.clone(),
             endpoint: Some(endpoint(id)),
             allowed: allowed.clone(),
+            readers: Vec::new(),
         };
         Ok(all.iter().map(tell).collect())
     }

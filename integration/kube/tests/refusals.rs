@@ -36,11 +36,15 @@ fn access_that_cannot_be_given_is_refused_with_what_can() {
     let world = World::shared();
     let class = world.class("now", "Immediate", json!({}));
     world.claim_with("many", &class, "32Mi", &["ReadWriteMany"], "Filesystem");
+    // One node, and so none that reaches a directory of another.
     world.told("PersistentVolumeClaim", "many", &["several nodes", "ReadWriteOnce"]);
+    let images = world.class("images", "Immediate", json!({"branchFormat": "image"}));
+    world.claim_with("images", &images, "32Mi", &["ReadWriteMany"], "Filesystem");
+    world.told("PersistentVolumeClaim", "images", &["StorageClass", "branchFormat", "ReadWriteOnce"]);
     let parts = world.class("parts", "Immediate", json!({"minBranches": "2"}));
     world.claim_with("block", &parts, "32Mi", &["ReadWriteOnce"], "Block");
     world.told("PersistentVolumeClaim", "block", &["block access", "minBranches"]);
-    for name in ["many", "block"] {
+    for name in ["many", "images", "block"] {
         assert!(!is_bound(&world.get::<PersistentVolumeClaim>(name).expect("the claim")));
     }
 }

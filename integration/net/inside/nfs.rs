@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use union_csi::node::transport::nfs::{NfsConsumer, NfsOwner};
 use union_csi::node::transport::{
-    Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Source, TransportError,
+    Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Right, Source, TransportError,
 };
 use union_csi::platform::Host;
 use union_csi::platform::nfs::{NFS_PORT, NfsRoots, NfsServing};
@@ -21,7 +21,7 @@ use union_csi::platform::nfs::{NFS_PORT, NfsRoots, NfsServing};
 /// Short, so that tests need not wait long; the kernel takes no less.
 const LEASE: Duration = Duration::from_secs(10);
 
-const USAGE: &str = "export|allow|fence|unexport|exports|attach|detach|force-detach|attachments|append|append-locked|hold|hold-range|try-lock|\
+const USAGE: &str = "export|allow|allow-to-read|fence|unexport|exports|attach|detach|force-detach|attachments|append|append-locked|hold|hold-range|try-lock|\
      try-range";
 
 /// `nfs ACTION ARGUMENT...`; a branch is told as `BRANCH@GENERATION`.
@@ -32,7 +32,8 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
             let endpoint = owner()?.export(&parse(id)?, &Source::Directory(PathBuf::from(directory)))?;
             println!("{}", endpoint.name);
         }
-        ["allow", id, address] => owner()?.allow(&parse(id)?, &peer(address)?, None)?,
+        ["allow", id, address] => owner()?.allow(&parse(id)?, &peer(address)?, Right::Write, None)?,
+        ["allow-to-read", id, address] => owner()?.allow(&parse(id)?, &peer(address)?, Right::Read, None)?,
         ["fence", id, address] => owner()?.fence(&parse(id)?, &peer(address)?)?,
         ["unexport", branch] => owner()?.unexport(&branch.parse()?)?,
         ["exports"] => {

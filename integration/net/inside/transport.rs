@@ -14,8 +14,8 @@ use union_csi::domain::NodeName;
 use union_csi::node::transport::nfs::{self, NfsConsumer, NfsOwner};
 use union_csi::node::transport::nvme_tcp::{self, DEFAULT_PORT, HostIdentity, NvmeConsumer, NvmeOwner};
 use union_csi::node::transport::{
-    Abilities, Ability, Attached, Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Secret,
-    Source, TransportError,
+    Abilities, Ability, Attached, Consumer, Endpoint, ExportId, Generation, Owner, Patience, Peer, Right,
+    Secret, Source, TransportError,
 };
 use union_csi::platform::Host;
 use union_csi::platform::nfs::{NFS_PORT, NfsRoots, NfsServing};
@@ -145,7 +145,7 @@ fn call(
 ) -> Answer {
     Ok(match action {
         "export" => endpoint(&owner.export(&given.id()?, &source(given.text("source")?))?),
-        "allow" => json!(owner.allow(&given.id()?, &given.peer()?, given.secret().as_ref())?),
+        "allow" => json!(owner.allow(&given.id()?, &given.peer()?, Right::Write, given.secret().as_ref())?),
         "fence" => json!(owner.fence(&given.id()?, &given.peer()?)?),
         "unexport" => json!(owner.unexport(&given.text("branch")?.parse()?)?),
         "grown" => json!(owner.grown(&given.id()?)?.get()),

@@ -4,6 +4,7 @@ mod bare_nvme;
 mod cluster_faults;
 mod cluster_life;
 mod cluster_write_through;
+mod cluster_shared;
 mod network;
 mod nfs;
 mod nvme;

@@ -223,6 +223,96 @@ fn who_is_not_allowed_by_nfs_is_refused_and_a_fence_of_one_keeps_the_other() {
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
+fn an_nfs_server_that_answers_with_another_branch_is_foreign_and_nothing_of_it_stays() {
+    on_shared(|net| {
+        let (owner, consumer) = (net.machine("a"), net.machine("b"));
+        serve(owner)?;
+        allow(owner, consumer)?;
+        let identity = format!("{POOL}/v-0/export.json");
+        let true_one = owner.run(format!("cat {identity}"))?;
+        for (false_one, told) in [
+            (true_one.replace("v-0", "v-1"), "says branch v-1, generation 1"),
+            (true_one.replace("\"generation\":1", "\"generation\":7"), "says branch v-0, generation 7"),
+            ("{".to_owned(), "cannot be understood"),
+            (String::new(), "has no export.json"),
+        ] {
+            assert_ne!(false_one, true_one);
+            match false_one.as_str() {
+                "" => owner.run(format!("rm {identity}")).map(drop)?,
+                text => owner.write(&identity, text.as_bytes())?,
+            }
+            let refused = consumer.attempt(SOON, format!("inside nfs attach v-0@1 {}", owner.address()))?;
+            assert!(
+                refused.errors().contains("not with branch v-0") && refused.errors().contains(told),
+                "{refused}"
+            );
+            consumer
+                .run("test -z \"$(ls /run/union-csi/attached 2>/dev/null)\"; ! grep -q nfs4 /proc/mounts")?;
+        }
+        // The owner puts right what is its own, and the branch is attached.
+        export(owner)?;
+        attach(consumer, owner)?;
+        leave(owner, &[consumer])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn who_only_reads_by_nfs_is_refused_writes_by_the_server_and_a_change_of_that_is_a_fence() {
+    on_shared(|net| {
+        let (owner, one, two) = (net.machine("a"), net.machine("b"), net.machine("c"));
+        serve(owner)?;
+        owner.run(format!("echo kept >{POOL}/v-0/data/file; chmod 666 {POOL}/v-0/data/file"))?;
+        owner.run(format!("inside nfs allow-to-read v-0@1 {}", one.address()))?;
+        allow(owner, two)?;
+        for consumer in [one, two] {
+            attach(consumer, owner)?;
+            assert_eq!(consumer.run(format!("cat {DATA}/file"))?, "kept");
+        }
+        // Its own mount lets it write.
+        one.run(format!("grep ' {}' /proc/mounts | grep -q ' nfs4 rw'", DATA.trim_end_matches("/data")))?;
+        for attempt in ["echo new >", "touch ", "mkdir ", "echo more >>"] {
+            for name in ["file", "new"] {
+                if (attempt, name) == ("mkdir ", "file") {
+                    continue;
+                }
+                let refused = one.attempt(SOON, format!("{attempt}{DATA}/{name}"))?;
+                assert!(refused.errors().contains("Read-only file system"), "{attempt}{name}: {refused}");
+            }
+        }
+        for attempt in ["rm", "chmod 600", "chown 7"] {
+            let refused = one.attempt(SOON, format!("{attempt} {DATA}/file"))?;
+            assert!(refused.errors().contains("Read-only file system"), "{attempt}: {refused}");
+        }
+        two.run(format!("echo new >{DATA}/new"))?;
+        assert_eq!(one.run(format!("cat {DATA}/new"))?, "new", "beside who writes");
+
+        // Who wrote may only read from now on: what it has open is fenced, and it attaches anew.
+        let mut writer =
+            two.start_command(format!("inside nfs append {DATA}/log"), Duration::from_secs(120))?;
+        assert!(writer.says("00000010", SOON)?);
+        owner.run(format!("inside nfs allow-to-read v-0@1 {}", two.address()))?;
+        let fenced = writer.wait()?;
+        assert!(fenced.text().contains("ended by "), "{fenced}");
+        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &fenced.text());
+        two.run("inside nfs force-detach v-0@1")?;
+        attach(two, owner)?;
+        let refused = two.attempt(SOON, format!("touch {DATA}/two"))?;
+        assert!(refused.errors().contains("Read-only file system"), "{refused}");
+        // And the other way round; a server that is told anew all it exports keeps each right.
+        owner.run(format!("inside nfs allow v-0@1 {}", one.address()))?;
+        one.run("inside nfs force-detach v-0@1")?;
+        attach(one, owner)?;
+        one.run(format!("echo written >{DATA}/one"))?;
+        owner.run("inside nfs allow v-0@1 10.77.0.4; inside nfs fence v-0@1 10.77.0.4")?;
+        let refused = two.attempt(SOON, format!("touch {DATA}/two"))?;
+        assert!(refused.errors().contains("Read-only file system"), "{refused}");
+        leave(owner, &[one, two])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
 fn a_writer_waits_for_an_nfs_owner_that_lost_power_and_goes_on() {
     on_shared(|net| {
         let (owner, one, two) = two_consumers(net)?;

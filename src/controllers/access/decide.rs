@@ -14,6 +14,8 @@ use crate::store::object::{Branch, StorageNode, VolumeSplit};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claims {
     pub(super) nodes: Vec<NodeName>,
+    /// Those of them that only read.
+    pub(super) readers: Vec<NodeName>,
     /// They use it at once; otherwise one at a time.
     pub(super) shared: bool,
 }
@@ -23,7 +25,9 @@ impl Claims {
         let formats: Vec<_> = split.spec.branches.iter().map(|branch| branch.format).collect();
         let attached = &split.spec.attached;
         let shared = is_shared(attached.iter().map(|a| a.access_mode), &formats);
-        Self { nodes: attached.iter().map(|a| a.node.clone()).collect(), shared }
+        let readers =
+            attached.iter().filter(|a| a.access_mode.reader_only()).map(|a| a.node.clone()).collect();
+        Self { nodes: attached.iter().map(|a| a.node.clone()).collect(), readers, shared }
     }
 }
 
@@ -91,7 +95,10 @@ impl From<LeaderDecision> for Decision {
 /// Decides: who shares the branch first, since nobody has alone what others share.
 pub(super) fn decide(case: &Case<'_>) -> Decision {
     // Kubernetes deletes the VolumeAttachment of a node that is out of service, and the claim goes with it.
-    let claimant = |node: &NodeName| Claimant { node: node.clone(), out_of_service: false };
+    let claimant = |node: &NodeName| {
+        let reads = case.claims.readers.contains(node);
+        Claimant { node: node.clone(), out_of_service: false, reads }
+    };
     let claimants: Vec<Claimant> = case.claims.nodes.iter().map(claimant).collect();
     let report =
         case.allowed.map(|allowed| ExportReport { allowed: allowed.clone(), ..ExportReport::default() });
@@ -191,7 +198,11 @@ mod tests {
     fn claims_are_in_their_order_and_shared_where_all_are_for_many_nodes() {
         let one = AccessMode::SingleNodeWriter;
         let claims = Claims::of(&split(&[("b", one), ("a", one)]));
-        assert_eq!(claims, Claims { nodes: vec![node("b"), node("a")], shared: false }, "in their order");
+        assert_eq!(
+            claims,
+            Claims { nodes: vec![node("b"), node("a")], readers: Vec::new(), shared: false },
+            "in their order"
+        );
         for mode in [AccessMode::MultiNodeMultiWriter, AccessMode::MultiNodeReaderOnly] {
             assert!(Claims::of(&split(&[("a", mode)])).shared);
             assert!(!Claims::of(&split(&[("a", mode), ("b", one)])).shared);
@@ -200,7 +211,7 @@ mod tests {
 
     #[test]
     fn who_shares_a_branch_is_ordered_at_once_and_after_whoever_had_it_alone() {
-        let both = Claims { nodes: vec![node("b"), node("a")], shared: true };
+        let both = Claims { nodes: vec![node("b"), node("a")], readers: Vec::new(), shared: true };
         let owner = node("o");
         let case = Case {
             claims: &both,
@@ -211,7 +222,7 @@ mod tests {
             sharing: None,
             shared: None,
         };
-        let order = Sharing { consumers: vec![node("a"), node("b")], epoch: Epoch(1) };
+        let order = Sharing { consumers: vec![node("a"), node("b")], readers: Vec::new(), epoch: Epoch(1) };
         assert_eq!(decide(&case), Decision::Order(Order::Sharing(order.clone())));
         let (has, nobody) = (access(Some("c"), 2), access(None, 3));
         let alone = Case { access: Some(&has), allowed: Some(&has), ..case };
@@ -224,8 +235,8 @@ mod tests {
             "{waits:?}"
         );
         // One that wants it alone waits until nobody shares it.
-        let one = Claims { nodes: vec![node("c")], shared: false };
-        let ends = Sharing { consumers: Vec::new(), epoch: Epoch(2) };
+        let one = Claims { nodes: vec![node("c")], readers: Vec::new(), shared: false };
+        let ends = Sharing { consumers: Vec::new(), readers: Vec::new(), epoch: Epoch(2) };
         let decision = decide(&Case { claims: &one, sharing: Some(&order), ..case });
         assert_eq!(decision, Decision::Order(Order::Sharing(ends.clone())));
         let waits = decide(&Case { claims: &one, sharing: Some(&ends), ..case });
@@ -237,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_volume_used_where_its_branches_lie_is_left_alone() {
-        let claims = |name: &str| Claims { nodes: vec![node(name)], shared: false };
+        let claims = |name: &str| Claims { nodes: vec![node(name)], readers: Vec::new(), shared: false };
         let (here, owner) = (claims("o"), node("o"));
         let case = Case {
             claims: &here,

@@ -207,7 +207,10 @@ mod tests {
     }
 
     fn wanted(node: &str) -> Option<Wanted> {
-        Some(Wanted { claims: Claims { nodes: vec![node.parse().unwrap()], shared: false }, asked_by: None })
+        Some(Wanted {
+            claims: Claims { nodes: vec![node.parse().unwrap()], readers: Vec::new(), shared: false },
+            asked_by: None,
+        })
     }
 
     #[test]

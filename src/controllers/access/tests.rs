@@ -183,6 +183,7 @@ fn act(kernel: &mut Kernel, action: OwnerAction) {
         name: generation.to_string(),
         transport: Transport::NvmeTcp,
         allowed: Vec::new(),
+        readers: Vec::new(),
     };
     match action {
         OwnerAction::Fence(Peer::Remote(peer)) => {

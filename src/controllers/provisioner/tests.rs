@@ -506,8 +506,7 @@ fn keys_that_kubernetes_keeps_for_itself_are_read_as_the_official_provisioner_do
 }
 
 #[rstest]
-#[case::many_writers(json!({"accessModes": ["ReadWriteMany"]}), "ReadWriteMany")]
-#[case::one_of_several(json!({"accessModes": ["ReadWriteOnce", "ReadWriteMany"]}), "ReadWriteMany")]
+#[case::many_writers_of_a_block_device(json!({"accessModes": ["ReadWriteMany"], "volumeMode": "Block"}), "ReadWriteMany")]
 #[case::unknown_mode(json!({"accessModes": ["ReadSometimes"]}), "ReadSometimes")]
 #[case::selector(json!({"selector": {"matchLabels": {"a": "b"}}}), "selector")]
 #[case::clone(json!({"dataSource": {"kind": "PersistentVolumeClaim", "name": "x"}}), "clones")]
@@ -530,19 +529,37 @@ fn a_claim_that_cannot_be_served_is_told_why_and_nothing_is_made(
 }
 
 #[test]
-fn access_modes_that_one_node_can_serve_are_granted() {
+fn every_access_mode_of_a_claim_is_granted() {
     use crate::domain::volume::AccessMode::{
-        MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeSingleWriter,
+        MultiNodeMultiWriter, MultiNodeReaderOnly, SingleNodeMultiWriter, SingleNodeSingleWriter,
     };
     for (asked, granted) in [
         (json!(["ReadWriteOnce"]), vec![SingleNodeMultiWriter]),
         (json!(["ReadWriteOncePod"]), vec![SingleNodeSingleWriter]),
         (json!(["ReadWriteOnce", "ReadOnlyMany"]), vec![MultiNodeReaderOnly, SingleNodeMultiWriter]),
+        (json!(["ReadWriteMany"]), vec![MultiNodeMultiWriter]),
+        (json!(["ReadWriteOnce", "ReadWriteMany"]), vec![MultiNodeMultiWriter, SingleNodeMultiWriter]),
     ] {
         let mut world = World::new(json!({}));
         world.claim = Some(claim(json!({"spec": {"accessModes": asked}})));
         world.settle();
         assert_eq!(world.split.unwrap().spec.access_modes, granted);
+    }
+}
+
+#[rstest]
+#[case::images(json!({"branchFormat": "image"}), "branchFormat is image")]
+#[case::branches(json!({"minBranches": "2"}), "minBranches is 2")]
+fn a_class_whose_volumes_several_nodes_cannot_write_is_named_with_the_remedy(
+    #[case] parameters: serde_json::Value,
+    #[case] reason: &str,
+) {
+    let mut world = World::new(json!({"parameters": parameters}));
+    world.claim = Some(claim(json!({"spec": {"accessModes": ["ReadWriteMany"]}})));
+    world.settle();
+    assert!(world.is_empty());
+    for named in ["ReadWriteMany", "StorageClass union", reason, "ReadWriteOnce"] {
+        assert!(world.told[0].contains(named), "{:?}", world.told);
     }
 }
 

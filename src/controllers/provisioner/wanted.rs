@@ -3,6 +3,7 @@
 use super::objects::{Ask, Claim, volume_name};
 use crate::controllers::class::Class;
 use crate::domain::policy::{CLAIM_NAME_KEY, CLAIM_NAMESPACE_KEY};
+use crate::domain::split::Sharing;
 use crate::domain::volume::{AccessMode, VolumeMode, mount_flags};
 use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::store::object::VolumeSplitSpec;
@@ -49,6 +50,15 @@ pub(super) fn wanted(claim: &Claim, class: &Class) -> Result<Wanted, String> {
         mount_flags(&class.mount_options)
             .map_err(|reason| format!("StorageClass {}: mountOptions: {reason}", class.name))?;
     }
+    let access_modes = access_modes(ask)?;
+    if Sharing::of(&access_modes) == Sharing::ManyWriters
+        && let Some(reason) = policy.writers_refusal(volume_mode)
+    {
+        return Err(format!(
+            "accessModes: ReadWriteMany cannot be had of StorageClass {}: {reason}",
+            class.name
+        ));
+    }
     let (capacity, limit) = sizes(ask)?;
     let request_name = volume_name(&claim.at.uid);
     let topology = class.nodes()?;
@@ -72,7 +82,7 @@ pub(super) fn wanted(claim: &Claim, class: &Class) -> Result<Wanted, String> {
             request_name,
             capacity,
             limit,
-            access_modes: access_modes(ask)?,
+            access_modes,
             volume_mode,
             parameters,
             consumer,

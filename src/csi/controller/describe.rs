@@ -8,6 +8,7 @@ use crate::domain::policy::Policy;
 use crate::domain::reach::{Network, Transport};
 use crate::domain::{NodeName, VolumeId};
 use crate::store::Selector;
+use crate::store::attach::usable;
 use crate::store::object::{self, VolumeSplit};
 use crate::store::view::{Accessible, accessible, capacity, is_ready, label_of, network};
 
@@ -161,7 +162,7 @@ fn objection(split: &VolumeSplit, request: &proto::ValidateVolumeCapabilitiesReq
     if let Some(c) = wanted.iter().find(|c| c.volume_mode() != spec.volume_mode) {
         return Some(format!("the volume is of mode {:?}, asked is {:?}", spec.volume_mode, c.volume_mode()));
     }
-    if let Some(c) = wanted.iter().find(|c| !parse::serves(&spec.access_modes, c.mode)) {
+    if let Some(c) = wanted.iter().find(|c| !usable(split, c.mode)) {
         return Some(format!("the volume was made for {:?}, asked is {:?}", spec.access_modes, c.mode));
     }
     let has = Policy::parse(&spec.parameters).map(|policy| policy.fs_type).unwrap_or_default();

@@ -352,8 +352,8 @@ async fn capabilities_are_confirmed_or_answered_with_the_reason() {
         ..capability(Mode::SingleNodeWriter)
     };
     let unsupported = [
-        (vec![capability(Mode::MultiNodeMultiWriter)], "network transports"),
-        (vec![capability(Mode::MultiNodeReaderOnly)], "asked is MultiNodeReaderOnly"),
+        (vec![capability(Mode::MultiNodeSingleWriter)], "second node"),
+        (vec![capability(Mode::MultiNodeMultiWriter)], "asked is MultiNodeMultiWriter"),
         (vec![block], "asked is Block"),
     ];
     for (capabilities, reason) in unsupported {

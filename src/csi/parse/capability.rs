@@ -37,14 +37,10 @@ pub(in crate::csi) fn capability(
 ) -> Result<Capability, InvalidRequest> {
     let given = given.ok_or_else(|| InvalidRequest::new(FIELD, "is required"))?;
     let mode = access_mode(given.access_mode.as_ref())?;
-    if mode.multi_node() && !mode.reader_only() {
+    if let Some(reason) = mode.refusal() {
         return Err(InvalidRequest::new(
             "volume_capability.access_mode",
-            format!(
-                "{} is not supported: writers on more than one node need the network transports, which this version \
-                 does not have; use a single-node mode (ReadWriteOnce) or MULTI_NODE_READER_ONLY (ReadOnlyMany)",
-                name(mode)
-            ),
+            format!("{} is not supported: {reason}", name(mode)),
         ));
     }
     match &given.access_type {

@@ -6,6 +6,7 @@ use super::{Capability, InvalidRequest, capabilities, required};
 use crate::csi::proto;
 use crate::domain::policy::{CLAIM_KEYS, Policy};
 use crate::domain::reach::Transport;
+use crate::domain::split::Sharing;
 use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::store::object::VolumeSplitSpec;
@@ -144,10 +145,14 @@ pub(super) fn parameters(
     }
 }
 
-/// A block volume is one image: there is no way yet to join several into one device.
+/// A block volume is one image: there is no way yet to join several into one device. What several nodes write is one
+/// directory.
 fn volume_mode(capabilities: &[Capability], policy: &Policy) -> Result<VolumeMode, InvalidRequest> {
     let mode = capabilities.first().map(Capability::volume_mode).unwrap_or_default();
-    match policy.block_refusal().filter(|_| mode == VolumeMode::Block) {
+    let modes: Vec<_> = capabilities.iter().map(|capability| capability.mode).collect();
+    let writers = Sharing::of(&modes) == Sharing::ManyWriters;
+    let block = policy.block_refusal().filter(|_| mode == VolumeMode::Block);
+    match block.or_else(|| policy.writers_refusal(mode).filter(|_| writers)) {
         Some(reason) => Err(InvalidRequest::new("volume_capabilities", reason)),
         None => Ok(mode),
     }

@@ -13,6 +13,8 @@ pub struct Claimant {
     /// It carries the taint `node.kubernetes.io/out-of-service`: whoever set it says that it is down and stays so, and its
     /// claim counts for nothing.
     pub out_of_service: bool,
+    /// It only reads. That counts where several share the branch; who has it alone may write.
+    pub reads: bool,
 }
 
 /// What the leader sees of one branch.

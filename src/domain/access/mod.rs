@@ -41,6 +41,16 @@ pub use consumer::{ConsumerDecision, Consuming, Held, NotYet, consumer_step};
 pub use leader::{Claimant, LeaderDecision, Led, Waiting, leader_step};
 pub use owner::{Exported, Owned, OwnerAction, Peer, owner_step};
 
+/// What a node that is let use a branch may do with it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Right {
+    /// Read it and write it.
+    #[default]
+    Write,
+    /// Read it: the owner's kernel refuses writes.
+    Read,
+}
+
 /// Orders the grants and revocations of one branch; raised by the leader with each, never used twice. Zero: none yet.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Access, ExportReport, Generation, Mark};
+use super::{Access, ExportReport, Generation, Mark, Right};
 use crate::domain::NodeName;
 use crate::domain::reach::Transport;
 
@@ -28,6 +28,17 @@ pub struct Exported {
     pub transport: Transport,
     /// Who is allowed, by what they call themselves.
     pub allowed: Vec<String>,
+    /// Those of them that may only read.
+    pub readers: Vec<String>,
+}
+
+impl Exported {
+    /// What the peer may do; `None`: nothing.
+    #[must_use]
+    pub fn right(&self, peer: &String) -> Option<Right> {
+        let right = if self.readers.contains(peer) { Right::Read } else { Right::Write };
+        self.allowed.contains(peer).then_some(right)
+    }
 }
 
 /// What the owner sees of one branch.

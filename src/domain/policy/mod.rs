@@ -13,6 +13,7 @@ use snafu::Snafu;
 
 use super::Bytes;
 use super::pool::Media;
+use super::volume::VolumeMode;
 
 pub mod mergerfs;
 mod parameters;
@@ -284,6 +285,39 @@ impl Policy {
         (self.format == FormatChoice::Directory).then(|| {
             "block access needs an image, and branchFormat is directory: use a class with branchFormat image".to_owned()
         })
+    }
+
+    /// Why no volume that several nodes write can be made under this policy; `None` where one can: such a volume is one
+    /// directory that all of them reach by NFS. A class that keeps volumes on one node makes them for the pods of that node,
+    /// however many, in whatever form.
+    #[must_use]
+    pub fn writers_refusal(&self, mode: VolumeMode) -> Option<String> {
+        let remedy = "use ReadWriteOnce";
+        if self.placement == Placement::Local {
+            None
+        } else if mode == VolumeMode::Block {
+            Some(format!(
+                "several nodes cannot write one block device: use volumeMode Filesystem, or {remedy}"
+            ))
+        } else if self.format == FormatChoice::Image {
+            Some(format!(
+                "several nodes write a directory, and branchFormat is image, which goes to one node at a time: use a class \
+                 with branchFormat directory or auto, or {remedy}"
+            ))
+        } else if self.min_branches > 1 {
+            Some(format!(
+                "a volume that several nodes write has one branch, because in several their files could hide each other, and \
+                 minBranches is {}: use a class with minBranches 1, or {remedy}",
+                self.min_branches
+            ))
+        } else if self.authentication == Authentication::Required {
+            Some(format!(
+                "several nodes write by NFS, which cannot prove who they are, and authentication is required: use a class \
+                 without, or {remedy}"
+            ))
+        } else {
+            None
+        }
     }
 }
 

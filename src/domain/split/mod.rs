@@ -166,7 +166,7 @@ pub struct Infeasible {
 }
 
 /// What `GetCapacity` and CSIStorageCapacity tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Capacity {
     /// Usable bytes that all qualifying pools could give together, to several volumes.

@@ -129,12 +129,6 @@ impl<O: Overhead> Planner<'_, O> {
                 "minBranches {minimum} rules out block volumes: a block volume of several branches is not supported"
             );
         }
-        if self.one_for_writers() && minimum > 1 {
-            return format!(
-                "minBranches {minimum} rules out volumes that several nodes write: in several branches their files could \
-                 hide each other"
-            );
-        }
         let most = self.groups().map(<[Candidate]>::len).max().unwrap_or(0);
         if usize::try_from(minimum).unwrap_or(usize::MAX) > most && minimum > 1 {
             let place = if self.filters.tie().is_some() { " on one node" } else { "" };

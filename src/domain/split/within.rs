@@ -6,7 +6,8 @@
 //!
 //! A volume that several nodes may use at once is made of directories, because an image goes to one node at a time. One
 //! that several may write has one branch: two nodes could make one path on two branches, and one file would hide the
-//! other. Where no pool can hold such a branch, the volume lies on one node, and is used there by as many pods as like.
+//! other. Where nobody reaches such a branch, it is refused, unless its class keeps volumes on one node: whoever asks for it
+//! counts on several nodes. One for readers lies on one node then, and is read there by as many pods as like.
 
 use std::borrow::Cow;
 
@@ -27,6 +28,8 @@ pub(super) struct Within<'a, O> {
     pools: Vec<&'a PoolView>,
     first: Attempt<'a>,
     second: Option<Attempt<'a>>,
+    /// Why there is no such volume, whatever room there is.
+    barred: Option<String>,
 }
 
 /// A way to answer it.
@@ -60,24 +63,23 @@ impl<'a, O: Overhead> Within<'a, O> {
             (so(Scope::Shared), None)
         } else {
             let mut policy = Policy { format: FormatChoice::Directory, ..policy.clone() };
-            if request.sharing == Sharing::ManyWriters {
+            let writers = request.sharing == Sharing::ManyWriters;
+            if writers {
                 policy.max_branches = 1;
             }
             let shared = Attempt { policy: Cow::Owned(policy), scope: Scope::Network(network) };
-            (shared, Some(so(Scope::Shared)))
+            (shared, (!writers).then(|| so(Scope::Shared)))
         };
-        let mut within = Self { overhead, request, pools, first, second };
-        // A volume for writers on several nodes is not made for one of them while another size would do.
-        if request.sharing == Sharing::ManyWriters && within.second.is_some() {
-            let some = !within.planner(&within.first).candidates.is_empty();
-            if some {
-                within.second = None;
-            }
-        }
-        within
+        let writers = request.sharing == Sharing::ManyWriters && !tied;
+        let barred = writers.then(|| no_writers(request, policy, network)).flatten();
+        Self { overhead, request, pools, first, second, barred }
     }
 
     pub(super) fn plan(&self) -> Result<Plan, Infeasible> {
+        if let Some(reason) = self.barred.clone() {
+            let (requested, largest, pools) = (self.request.size, Bytes::ZERO, Vec::new());
+            return Err(Infeasible { requested, largest, reason, pools });
+        }
         let first = self.planner(&self.first);
         if let Some(plan) = first.found() {
             return Ok(plan);
@@ -93,6 +95,9 @@ impl<'a, O: Overhead> Within<'a, O> {
     }
 
     pub(super) fn capacity(&self) -> Capacity {
+        if self.barred.is_some() {
+            return Capacity::default();
+        }
         let first = self.planner(&self.first).capacity();
         let Some(second) = &self.second else { return first };
         let second = self.planner(second).capacity();
@@ -117,6 +122,18 @@ pub(super) const fn transports(mode: VolumeMode, policy: &Policy) -> &'static [T
         (VolumeMode::Filesystem, FormatChoice::Directory) => &[Transport::Nfs],
         (VolumeMode::Filesystem, FormatChoice::Auto) => &[Transport::NvmeTcp, Transport::Nfs],
     }
+}
+
+/// Why no volume can be made that several nodes write, by the class or because no two nodes reach each other so.
+fn no_writers(request: &Request, policy: &Policy, network: &Network) -> Option<String> {
+    let anybody = Request { consumer: None, ..request.clone() };
+    policy.writers_refusal(request.mode).or_else(|| {
+        (!carries(network, &anybody, Transport::Nfs)).then(|| {
+            "several nodes write one directory by NFS, and no node reaches that of another so (StorageNode \
+             status.transports says why): use ReadWriteOnce, which serves all pods of a node, or a class with placement local"
+                .to_owned()
+        })
+    })
 }
 
 /// Whether some node reaches branches of another by the transport, among those that may use the volume.

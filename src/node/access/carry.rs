@@ -9,7 +9,9 @@ use super::exporter::{Asked, Key, Settled};
 use super::mark::Kept;
 use super::tally::Tally;
 use crate::domain::access::shared::SharedMark;
-use crate::domain::access::{ExportReport, Exported, Generation, Mark, Owned, OwnerAction, Peer, owner_step};
+use crate::domain::access::{
+    ExportReport, Exported, Generation, Mark, Owned, OwnerAction, Peer, Right, owner_step,
+};
 use crate::domain::reach::Transport;
 use crate::domain::{NodeName, Secret};
 use crate::node::branch::BranchError;
@@ -158,6 +160,7 @@ impl<H: Held> Pass<'_, H> {
                 name: endpoint.name,
                 transport: self.transport,
                 allowed: first.allowed,
+                readers: first.readers,
             }))),
             _ => {
                 owner.unexport(branch).map_err(|e| self.failed("end what is half exported", e))?;
@@ -212,7 +215,7 @@ impl<H: Held> Pass<'_, H> {
             OwnerAction::Allow(identity) => {
                 let peer = self.peer(identity, mark.as_ref());
                 let key = self.key(&peer.node)?;
-                self.allow(&id, &peer, key.as_ref())?;
+                self.allow(&id, &peer, Right::Write, key.as_ref())?;
                 info!(
                     branch.id = %branch, peer.node = %peer.node, peer = identity, epoch, generation = generation.0,
                     authenticated = key.is_some(), duration.seconds = seconds(),
@@ -267,9 +270,10 @@ impl<H: Held> Pass<'_, H> {
         &self,
         id: &ExportId,
         peer: &transport::Peer,
+        right: Right,
         key: Option<&Secret>,
     ) -> Result<(), AccessError> {
-        self.owner()?.allow(id, peer, key).map_err(|e| self.failed("let a node use it", e))?;
+        self.owner()?.allow(id, peer, right, key).map_err(|e| self.failed("let a node use it", e))?;
         Tally::count(&self.tally.grants);
         Ok(())
     }

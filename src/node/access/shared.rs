@@ -11,7 +11,7 @@ use crate::domain::NodeName;
 use crate::domain::access::shared::{
     SharedMark, SharedOwned, SharedOwnerAction, SharingReport, shared_owner_step,
 };
-use crate::domain::access::{Exported, Generation, Mark, Peer};
+use crate::domain::access::{Exported, Generation, Mark, Peer, Right};
 use crate::domain::split::BranchFormat;
 use crate::node::transport::{self, ExportId};
 
@@ -127,12 +127,12 @@ impl<H: Held> Pass<'_, H> {
                     duration.seconds = seconds(), "the branch is exported to be shared"
                 );
             }
-            SharedOwnerAction::Allow(identity) => {
+            SharedOwnerAction::Allow(identity, right) => {
                 let peer = self.sharer(identity, mark.as_ref());
-                self.allow(&id, &peer, None)?;
+                self.allow(&id, &peer, *right, None)?;
                 info!(
                     branch.id = %branch, peer.node = %peer.node, peer = identity, epoch, generation = generation.0,
-                    duration.seconds = seconds(), "the shared branch is open to a node"
+                    read_only = *right == Right::Read, duration.seconds = seconds(), "the shared branch is open to a node"
                 );
             }
             SharedOwnerAction::Fence(Peer::Here) | SharedOwnerAction::Report(_) => {}

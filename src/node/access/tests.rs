@@ -12,7 +12,7 @@ use crate::domain::access::{Access, Epoch, ExportReport, Generation, Mark};
 use crate::domain::split::BranchFormat;
 use crate::domain::{Bytes, NodeName};
 use crate::node::keys::KeyFiles;
-use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source};
+use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Right, Secret, Source};
 
 /// A kernel that can fail at one of its calls, before or after it did what was asked for.
 #[derive(Default)]
@@ -25,6 +25,8 @@ struct Kernel {
     keys: Vec<Option<Secret>>,
     /// It is a directory, which goes to several.
     many: bool,
+    /// Who may only read.
+    readers: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,9 +70,17 @@ impl Owner for FakeOwner {
         })?;
         Ok(Endpoint { address: "10.0.0.1:4420".parse().unwrap(), name: id.generation.to_string() })
     }
-    fn allow(&self, id: &ExportId, peer: &Peer, key: Option<&Secret>) -> Result<(), TransportError> {
+    fn allow(
+        &self,
+        id: &ExportId,
+        peer: &Peer,
+        right: Right,
+        key: Option<&Secret>,
+    ) -> Result<(), TransportError> {
         self.act(|kernel| {
             kernel.keys.push(key.cloned());
+            kernel.readers.retain(|reader| *reader != peer.identity);
+            kernel.readers.extend((right == Right::Read).then(|| peer.identity.clone()));
             let (_, allowed) = kernel.exports.get_mut(&id.generation.0).expect("it is exported");
             if !allowed.contains(&peer.identity) {
                 allowed.push(peer.identity.clone());
@@ -91,10 +101,12 @@ impl Owner for FakeOwner {
     }
     fn exports(&self) -> Result<Vec<Exported>, TransportError> {
         let address = "10.0.0.1:4420".parse().unwrap();
+        let readers = self.0.lock().unwrap().readers.clone();
         let tell = |(g, (whole, allowed)): (&u64, &(bool, Vec<String>))| Exported {
             id: ExportId { branch: "v-0".parse().unwrap(), generation: Generation(*g) },
             endpoint: whole.then(|| Endpoint { address, name: g.to_string() }),
             allowed: allowed.clone(),
+            readers: allowed.iter().filter(|peer| readers.contains(peer)).cloned().collect(),
         };
         Ok(self.0.lock().unwrap().exports.iter().map(tell).collect())
     }
@@ -463,7 +475,9 @@ fn insist(world: &mut World) -> u32 {
 fn a_shared_branch_is_let_to_those_who_are_named_whichever_call_fails_and_then_to_one_alone() {
     let sharing = |nodes: &[&str], epoch| {
         let consumers = nodes.iter().map(|node| node.parse().unwrap()).collect();
-        Some(Sharing { consumers, epoch: Epoch(epoch) })
+        // The last in the alphabet only reads.
+        let readers = nodes.iter().filter(|node| **node == "c").map(|node| node.parse().unwrap()).collect();
+        Some(Sharing { consumers, readers, epoch: Epoch(epoch) })
     };
     let orders: [&[&str]; 4] = [&["a", "b", "c"], &["c"], &["b", "c"], &[]];
     let mut failures = 0;
@@ -487,6 +501,11 @@ fn a_shared_branch_is_let_to_those_who_are_named_whichever_call_fails_and_then_t
                 found.sort();
                 assert_eq!(found, expected);
                 assert_eq!(world.branch.here.get(), nodes.contains(&"a"));
+                let readers = world.owner.exports().unwrap().into_iter().flat_map(|export| export.readers);
+                assert!(
+                    readers.eq(nodes.contains(&"c").then(|| "nqn.c".to_owned())),
+                    "whom it lets only read"
+                );
                 let report = world.shared.clone().unwrap();
                 assert_eq!(report.epoch, Epoch(epoch));
                 assert!(report.consumers.iter().map(|sharer| sharer.node.as_str()).eq(nodes.iter().copied()));

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use self::set::{Carried, Ends, Transports};
 pub use crate::domain::Secret;
-pub use crate::domain::access::Generation;
+pub use crate::domain::access::{Generation, Right};
 use crate::domain::{BranchId, Bytes, NodeName};
 
 /// What an export is of: a branch, and which of its generations.
@@ -99,6 +99,8 @@ pub struct Exported {
     pub endpoint: Option<Endpoint>,
     /// Who is allowed to use it.
     pub allowed: Vec<String>,
+    /// Those of them that may only read.
+    pub readers: Vec<String>,
 }
 
 /// How an attachment stands, as the consumer's kernel tells.
@@ -144,11 +146,18 @@ pub trait Owner: Send + Sync {
     /// [`TransportError`].
     fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError>;
 
-    /// Lets one peer use it. An image has one peer: while another is allowed, [`TransportError::Held`].
+    /// Lets one peer use it so; one that is allowed otherwise is fenced first. An image has one peer, which may write: while
+    /// another is allowed, [`TransportError::Held`].
     ///
     /// # Errors
     /// [`TransportError`].
-    fn allow(&self, id: &ExportId, peer: &Peer, secret: Option<&Secret>) -> Result<(), TransportError>;
+    fn allow(
+        &self,
+        id: &ExportId,
+        peer: &Peer,
+        right: Right,
+        secret: Option<&Secret>,
+    ) -> Result<(), TransportError>;
 
     /// Takes the right from a peer, on every generation of the branch, and ends its live connections. After it returned nothing
     /// that the peer sends, and nothing that it sent before, can change the branch. Until it returned the peer counts as

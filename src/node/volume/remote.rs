@@ -349,7 +349,12 @@ mod tests {
     /// A branch that these share.
     fn shared(nodes: &[&str], epoch: u64, told: u64, since: u64, generation: u64) -> Order {
         let consumers: Vec<_> = nodes.iter().map(|name| node(name)).collect();
-        let sharer = |node: &NodeName| Sharer { node: node.clone(), identity: None, since: Epoch(since) };
+        let sharer = |node: &NodeName| Sharer {
+            node: node.clone(),
+            identity: None,
+            read_only: false,
+            since: Epoch(since),
+        };
         let report = SharingReport {
             generation: Generation(generation),
             address: Some("10.0.0.1:2049".to_owned()),
@@ -358,7 +363,7 @@ mod tests {
             epoch: Epoch(told),
             boot_id: "boot".to_owned(),
         };
-        let sharing = Sharing { consumers, epoch: Epoch(epoch) };
+        let sharing = Sharing { consumers, readers: Vec::new(), epoch: Epoch(epoch) };
         Order { sharing: Some(sharing), shared: Some(report), ..Order::default() }
     }
 
@@ -378,7 +383,7 @@ mod tests {
         assert!(waits.contains("shared by other nodes"), "{waits}");
         // One has it alone from now on.
         let mut then = granted(3, 7);
-        then.sharing = Some(Sharing { consumers: Vec::new(), epoch: Epoch(4) });
+        then.sharing = Some(Sharing { consumers: Vec::new(), readers: Vec::new(), epoch: Epoch(4) });
         then.shared = shared(&[], 4, 4, 0, 1).shared;
         assert_eq!(aimed(Some(&then), Some(&known), &[1]), Ok((7, vec![1])));
         assert!(told(&then).is_some());

@@ -91,11 +91,12 @@ pub fn root(domain: &str, path: &Path) -> String {
     format!("{} {flags} {NOBODY} {NOBODY} 0\n", refused_head(domain, path))
 }
 
-/// The domain may read and write the directory.
+/// The domain may read the directory, and write it unless `read_only`.
 #[must_use]
-pub fn granted(domain: &str, path: &Path, uuid: [u8; 16]) -> String {
+pub fn granted(domain: &str, path: &Path, uuid: [u8; 16], read_only: bool) -> String {
     let head = refused_head(domain, path);
-    format!("{head} {NO_SUBTREE_CHECK} {NOBODY} {NOBODY} 0 uuid {}\n", hex(&uuid))
+    let flags = NO_SUBTREE_CHECK | if read_only { READ_ONLY } else { 0 };
+    format!("{head} {flags} {NOBODY} {NOBODY} 0 uuid {}\n", hex(&uuid))
 }
 
 /// The domain may not use the path.
@@ -211,7 +212,12 @@ mod tests {
     #[test]
     fn a_grant_names_rights_and_identity_and_a_refusal_ends_before_them() {
         assert_eq!(
-            granted("d", Path::new("/r/v-0@1"), UUID),
+            granted("d", Path::new("/r/v-0@1"), UUID, true).split(' ').nth(3),
+            Some("1025"),
+            "read-only"
+        );
+        assert_eq!(
+            granted("d", Path::new("/r/v-0@1"), UUID, false),
             "d /r/v-0@1 2147483647 1024 65534 65534 0 uuid \\x000102030405060708090a0b0c0d0eff\n"
         );
         assert_eq!(refused("d", Path::new("/r/v-0@1")), "d /r/v-0@1 2147483647\n");

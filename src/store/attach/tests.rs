@@ -164,3 +164,18 @@ fn a_second_node_is_refused_where_the_branches_serve_one() {
         );
     }
 }
+
+#[test]
+fn what_one_node_filled_is_read_by_many_where_its_branches_serve_them() {
+    use AccessMode::{MultiNodeMultiWriter, MultiNodeReaderOnly};
+    let first = |branches: &[(&str, &str)], mode| {
+        let split = lying(branches, &["SingleNodeMultiWriter"], &[]);
+        attached(&split, &to("b", mode), VolumeMode::Filesystem, &able())
+    };
+    assert!(first(&[("a", "directory"), ("c", "directory")], MultiNodeReaderOnly).unwrap().is_some());
+    for (branches, mode) in
+        [(&[("a", "image")], MultiNodeReaderOnly), (&[("a", "directory")], MultiNodeMultiWriter)]
+    {
+        assert!(matches!(first(branches, mode), Err(AttachRefused::Unsupported { .. })), "{branches:?}");
+    }
+}

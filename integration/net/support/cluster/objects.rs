@@ -120,6 +120,15 @@ impl Cluster {
         }
     }
 
+    /// Gives a volume that is bound another access mode, as `kubectl patch persistentvolume` does.
+    pub fn change_mode(&self, volume: &Volume, mode: &str) -> Volume {
+        let patch = json!({"spec": {"accessModes": [mode]}});
+        let api = self.api::<PersistentVolume>();
+        self.block_on(api.patch(&volume.name, &PatchParams::default(), &Patch::Merge(patch)))
+            .expect("patched");
+        Volume { mode: mode.to_owned(), ..volume.clone() }
+    }
+
     /// The volume's object.
     pub fn split(&self, volume: &Volume) -> VolumeSplit {
         self.block_on(self.store().splits().get(&volume.handle)).expect("an answer").expect("the volume")

@@ -106,14 +106,14 @@ impl fmt::Display for SharedWaiting {
 /// A volume that only its branches' owner ever wanted costs no order: the owner needs none to use its own directory.
 #[must_use]
 pub fn shared_leader_step(led: &SharedLed<'_>) -> SharedLeaderDecision {
-    let mut wanted: Vec<NodeName> = led
-        .claimants
-        .iter()
-        .filter(|claimant| led.shared && !claimant.out_of_service)
-        .map(|claimant| claimant.node.clone())
-        .collect();
+    let claimants = || led.claimants.iter().filter(|claimant| led.shared && !claimant.out_of_service);
+    let mut wanted: Vec<NodeName> = claimants().map(|claimant| claimant.node.clone()).collect();
     wanted.sort_unstable();
     wanted.dedup();
+    let reads = |node: &NodeName| {
+        claimants().filter(|claimant| claimant.node == *node).all(|claimant| claimant.reads)
+    };
+    let readers: Vec<NodeName> = wanted.iter().filter(|node| reads(node)).cloned().collect();
 
     let current = led.sharing.cloned().unwrap_or_default();
     let reported = led.report.cloned().unwrap_or_default();
@@ -129,11 +129,12 @@ pub fn shared_leader_step(led: &SharedLed<'_>) -> SharedLeaderDecision {
     // newer order is obeyed.
     let other = reported.epoch == current.epoch
         && reported.consumers.iter().any(|sharer| !current.consumers.contains(&sharer.node));
-    if wanted != current.consumers || reported.epoch > current.epoch || other {
+    let news = wanted != current.consumers || readers != current.readers;
+    if news || reported.epoch > current.epoch || other {
         if !wanted.is_empty() && !exclusive_is_over(led.access, led.export) {
             return SharedLeaderDecision::RevokeFirst;
         }
-        return SharedLeaderDecision::Write(Sharing { consumers: wanted, epoch: next });
+        return SharedLeaderDecision::Write(Sharing { consumers: wanted, readers, epoch: next });
     }
     let (owner, owner_down) = (led.owner.clone(), led.owner_down.map(str::to_owned));
     let missing: Vec<NodeName> = wanted.iter().filter(|node| !let_in(node)).cloned().collect();

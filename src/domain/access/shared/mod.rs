@@ -11,6 +11,8 @@
 //!   it attach anew. NFS loses nothing that was completed, so the generation stays for as long as the branch is shared.
 //! - Who was fenced and is named again has to attach anew ([`Sharer::since`]): its kernel may hold files and locks that are of
 //!   before.
+//! - Who is named to read only cannot write, whatever its kernel asks for. Who may write then is fenced and let anew, as is who
+//!   may no more.
 //! - A branch is shared or goes to one node at a time, never both: the leader changes from one to the other only after the
 //!   owner reported that nobody is let ([`exclusive_is_over`], [`shared_leader_step`]), and what was exported before has a
 //!   generation that never comes again.
@@ -24,7 +26,7 @@ mod owner;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Access, Epoch, ExportReport, Generation};
+use super::{Access, Epoch, ExportReport, Generation, Right};
 use crate::domain::NodeName;
 use crate::domain::split::BranchFormat;
 use crate::domain::volume::AccessMode;
@@ -40,6 +42,9 @@ pub struct Sharing {
     /// The nodes, sorted; empty: nobody, and the branch is not shared.
     #[serde(default)]
     pub consumers: Vec<NodeName>,
+    /// Those of them that only read, sorted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub readers: Vec<NodeName>,
     /// The order.
     pub epoch: Epoch,
 }
@@ -53,8 +58,28 @@ pub struct Sharer {
     /// What it calls itself to the transport: an address; absent for the owner itself, and while it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
-    /// The order from which on it was let without a break.
+    /// It may only read: the owner's kernel refuses its writes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+    /// The order from which on it was let so without a break.
     pub since: Epoch,
+}
+
+impl Sharing {
+    /// What the node may do; `None`: nothing.
+    #[must_use]
+    pub fn right(&self, node: &NodeName) -> Option<Right> {
+        let right = if self.readers.contains(node) { Right::Read } else { Right::Write };
+        self.consumers.contains(node).then_some(right)
+    }
+}
+
+impl Sharer {
+    /// What it may do.
+    #[must_use]
+    pub const fn right(&self) -> Right {
+        if self.read_only { Right::Read } else { Right::Write }
+    }
 }
 
 /// Whom the owner's kernel lets share a branch: observed, never meant.

@@ -1,10 +1,10 @@
 //! The owner's part: whom its kernel is to let, and what it may report.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::{SharedMark, Sharer, Sharing, SharingReport};
 use crate::domain::NodeName;
-use crate::domain::access::{Epoch, Exported, Generation, Peer};
+use crate::domain::access::{Epoch, Exported, Generation, Peer, Right};
 
 /// What the owner sees of one branch.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +42,8 @@ pub enum SharedOwnerAction {
     Remember(SharedMark),
     /// Export this generation; nobody is allowed.
     Export(Generation),
-    /// Let the peer use the export.
-    Allow(String),
+    /// Let the peer use the export so.
+    Allow(String, Right),
     /// Write this into the status, unless the object changed since it was read.
     Report(SharingReport),
 }
@@ -74,8 +74,8 @@ pub fn shared_owner_step(owned: &SharedOwned<'_>) -> Option<Vec<SharedOwnerActio
 
 /// The order to be carried out.
 struct Order {
-    /// Whom it lets.
-    target: BTreeSet<NodeName>,
+    /// Whom it lets do what.
+    target: BTreeMap<NodeName, Right>,
     epoch: Epoch,
     /// What the branch's mark says, or would say.
     known: SharedMark,
@@ -95,14 +95,19 @@ impl Order {
                 leaving: Vec::new(),
             })
         });
-        let before: BTreeSet<NodeName> = known.consumers.iter().map(|sharer| sharer.node.clone()).collect();
-        let wanted = owned.wanted.map(|w| (w.consumers.iter().cloned().collect::<BTreeSet<_>>(), w.epoch));
+        let before: BTreeMap<NodeName, Right> =
+            known.consumers.iter().map(|sharer| (sharer.node.clone(), sharer.right())).collect();
+        let wanted = owned.wanted.map(|w| {
+            let named = w.consumers.iter().filter_map(|node| Some((node.clone(), w.right(node)?)));
+            (named.collect::<BTreeMap<_, _>>(), w.epoch)
+        });
         let (mut target, epoch) = match wanted {
             Some((wanted, epoch)) if epoch > known.epoch => (wanted, epoch),
             // Two orders of one epoch: the store was restored from a backup, and its leader came to an epoch that was carried
             // out before. Only who is in both keeps the branch; the leader is told of a later epoch, and orders anew.
             Some((wanted, epoch)) if epoch == known.epoch && wanted != before && !owned.deleting => {
-                (wanted.intersection(&before).cloned().collect(), epoch.next().unwrap_or(epoch))
+                let both = wanted.into_iter().filter(|(node, right)| before.get(node) == Some(right));
+                (both.collect(), epoch.next().unwrap_or(epoch))
             }
             _ => (before, known.epoch),
         };
@@ -139,13 +144,15 @@ impl Order {
             self.known.generation
         };
         let sharers = self.sharers(owned);
-        let remote: BTreeSet<&String> =
-            sharers.iter().filter_map(|sharer| sharer.identity.as_ref()).collect();
+        let remote: BTreeMap<&String, Right> =
+            sharers.iter().filter_map(|sharer| Some((sharer.identity.as_ref()?, sharer.right()))).collect();
+        let export = owned.export.filter(|export| export.generation == generation);
+        let has = |peer: &String, right: Right| export.and_then(|export| export.right(peer)) == Some(right);
         let stands = exported == Some(generation);
 
         let mut actions: Vec<_> = self.leave(&sharers).into_iter().collect();
-        actions.extend(fences(owned, |peer| stands && remote.contains(peer)));
-        if owned.here && !self.target.contains(owned.node) {
+        actions.extend(fences(owned, |peer| remote.get(peer).is_some_and(|right| has(peer, *right))));
+        if owned.here && !self.target.contains_key(owned.node) {
             actions.push(SharedOwnerAction::Fence(Peer::Here));
         }
         if exported.is_some() && !stands {
@@ -157,24 +164,26 @@ impl Order {
         if !stands && !remote.is_empty() {
             actions.push(SharedOwnerAction::Export(generation));
         }
-        let allowed = owned.export.filter(|_| stands).map_or(&[][..], |export| &export.allowed);
-        let missing = remote.into_iter().filter(|peer| !allowed.contains(peer));
-        actions.extend(missing.cloned().map(SharedOwnerAction::Allow));
+        let missing = remote.into_iter().filter(|(peer, right)| !has(peer, *right));
+        actions.extend(missing.map(|(peer, right)| SharedOwnerAction::Allow(peer.clone(), right)));
         actions
     }
 
     /// Whom the order names, as far as it is known what they call themselves.
     fn sharers(&self, owned: &SharedOwned<'_>) -> Vec<Sharer> {
-        let sharer = |node: &NodeName| {
+        let sharer = |(node, right): (&NodeName, &Right)| {
             let known = self.known.consumers.iter().find(|sharer| sharer.node == *node);
             let identity = if node == owned.node {
                 None
             } else {
                 owned.identities.get(node).or(known.and_then(|sharer| sharer.identity.as_ref())).cloned()
             };
-            // Under another name it is another peer: the kernel that was let before is fenced.
-            let same = known.filter(|known| known.identity.is_none() || known.identity == identity);
-            Sharer { node: node.clone(), identity, since: same.map_or(self.epoch, |known| known.since) }
+            // Under another name it is another peer: the kernel that was let before is fenced. So is one that may do other things.
+            let same = known.filter(|known| {
+                known.right() == *right && (known.identity.is_none() || known.identity == identity)
+            });
+            let since = same.map_or(self.epoch, |known| known.since);
+            Sharer { node: node.clone(), identity, read_only: *right == Right::Read, since }
         };
         self.target.iter().map(sharer).collect()
     }
@@ -201,9 +210,8 @@ impl Order {
     /// What is seen.
     fn report(&self, owned: &SharedOwned<'_>) -> SharingReport {
         let export = owned.export.filter(|_| !self.target.is_empty());
-        let allowed = export.map_or(&[][..], |export| &export.allowed);
         let seen = |sharer: &&Sharer| match &sharer.identity {
-            Some(identity) => allowed.contains(identity),
+            Some(identity) => export.and_then(|export| export.right(identity)) == Some(sharer.right()),
             None => sharer.node == *owned.node,
         };
         SharingReport {

@@ -14,12 +14,12 @@ fn name(number: u8) -> NodeName {
 }
 
 fn sharing(nodes: &[u8], epoch: u64) -> Sharing {
-    Sharing { consumers: nodes.iter().map(|n| name(*n)).collect(), epoch: Epoch(epoch) }
+    Sharing { consumers: nodes.iter().map(|n| name(*n)).collect(), readers: Vec::new(), epoch: Epoch(epoch) }
 }
 
 fn sharer(node: u8, since: u64) -> Sharer {
     let identity = (node != 0).then(|| format!("10.0.0.{node}"));
-    Sharer { node: name(node), identity, since: Epoch(since) }
+    Sharer { node: name(node), identity, read_only: false, since: Epoch(since) }
 }
 
 fn mark(generation: u64, epoch: u64, consumers: &[Sharer]) -> SharedMark {
@@ -52,12 +52,13 @@ fn exported(generation: u64, allowed: &[u8]) -> Exported {
         name: format!("/v-0@{generation}"),
         transport: Transport::Nfs,
         allowed: allowed.iter().map(|n| format!("10.0.0.{n}")).collect(),
+        readers: Vec::new(),
     }
 }
 
 fn led(wanted: &[u8], sharing: Option<&Sharing>, report: Option<&SharingReport>) -> SharedLeaderDecision {
     let claimants: Vec<Claimant> =
-        wanted.iter().map(|n| Claimant { node: name(*n), out_of_service: false }).collect();
+        wanted.iter().map(|n| Claimant { node: name(*n), out_of_service: false, reads: false }).collect();
     shared_leader_step(&SharedLed {
         claimants: &claimants,
         shared: true,
@@ -107,7 +108,7 @@ impl Scene {
 }
 
 fn allow(node: u8) -> SharedOwnerAction {
-    SharedOwnerAction::Allow(format!("10.0.0.{node}"))
+    SharedOwnerAction::Allow(format!("10.0.0.{node}"), Right::Write)
 }
 
 fn fence(node: u8) -> SharedOwnerAction {
@@ -157,7 +158,7 @@ fn a_volume_that_only_its_owner_wants_costs_no_order_until_another_comes() {
 #[test]
 fn what_one_node_has_alone_is_revoked_before_it_is_shared_and_sharing_ends_before_one_has_it_alone() {
     let alone = Access { consumer: Some(name(1)), epoch: Epoch(3) };
-    let claimants = [1, 2].map(|n| Claimant { node: name(n), out_of_service: false });
+    let claimants = [1, 2].map(|n| Claimant { node: name(n), out_of_service: false, reads: false });
     let owner = name(0);
     let nobody = Access { consumer: None, epoch: Epoch(4) };
     let fenced = ExportReport { allowed: nobody.clone(), ..ExportReport::default() };
@@ -364,6 +365,51 @@ fn the_owner_node_uses_its_own_directory_by_its_mark() {
     assert!(!governs(None, None, false));
 }
 
+#[test]
+fn who_only_reads_is_let_so_and_another_right_is_a_fence_and_a_new_time() {
+    let readers = |nodes: &[u8], readers: &[u8], epoch| Sharing {
+        readers: readers.iter().map(|n| name(*n)).collect(),
+        ..sharing(nodes, epoch)
+    };
+    let claimants = [(1, true), (2, false), (2, true)].map(|(n, reads)| Claimant {
+        node: name(n),
+        out_of_service: false,
+        reads,
+    });
+    let decision = shared_leader_step(&SharedLed {
+        claimants: &claimants,
+        shared: true,
+        access: None,
+        export: None,
+        owner: &name(0),
+        owner_down: None,
+        sharing: None,
+        report: None,
+    });
+    assert_eq!(decision, SharedLeaderDecision::Write(readers(&[1, 2], &[1], 1)), "who also writes writes");
+
+    // Both may write; from the next order on the first only reads.
+    let mut scene =
+        Scene::new(Some(readers(&[1, 2], &[1], 2)), Some(mark(1, 1, &[sharer(1, 1), sharer(2, 1)])));
+    scene.export = Some(exported(1, &[1, 2]));
+    let reads = Sharer { read_only: true, ..sharer(1, 2) };
+    let noted = mark(1, 2, &[reads.clone(), sharer(2, 1)]);
+    let actions = [
+        leaving(mark(1, 1, &[sharer(2, 1)]), &[sharer(1, 1)]),
+        fence(1),
+        SharedOwnerAction::Remember(noted.clone()),
+        SharedOwnerAction::Allow("10.0.0.1".to_owned(), Right::Read),
+    ];
+    assert_eq!(scene.step().unwrap(), actions);
+    scene.mark = Some(noted);
+    scene.export.as_mut().unwrap().readers = vec!["10.0.0.1".to_owned()];
+    let told = scene.step().unwrap();
+    assert!(
+        matches!(&told[..], [SharedOwnerAction::Report(r)] if r.consumers == [reads, sharer(2, 1)]),
+        "{told:?}"
+    );
+}
+
 /// A rule that is left out, to see that the runs find what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
@@ -378,6 +424,8 @@ enum Broken {
     FencesUnnoted,
     /// What was attached before a fence is kept when the node is let again.
     KeepsOldAttachments,
+    /// The owner lets all write whom it lets.
+    LetsReadersWrite,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -399,6 +447,8 @@ struct Attachment {
 struct World {
     broken: Broken,
     wanted: BTreeSet<u8>,
+    /// Those of them that only read.
+    readers: BTreeSet<u8>,
     past: Vec<Object>,
     boot: u32,
     mark: Option<SharedMark>,
@@ -419,6 +469,7 @@ impl World {
         Self {
             broken,
             wanted: BTreeSet::new(),
+            readers: BTreeSet::new(),
             past: vec![Object::default()],
             boot: 1,
             mark: None,
@@ -438,8 +489,9 @@ impl World {
     }
 
     fn lead(&mut self) {
-        let claimants: Vec<Claimant> =
-            self.wanted.iter().map(|n| Claimant { node: name(*n), out_of_service: false }).collect();
+        let reads = |n: &u8| self.readers.contains(n);
+        let claimant = |n: &u8| Claimant { node: name(*n), out_of_service: false, reads: reads(n) };
+        let claimants: Vec<Claimant> = self.wanted.iter().map(claimant).collect();
         let object = self.now().clone();
         let decision = shared_leader_step(&SharedLed {
             claimants: &claimants,
@@ -500,7 +552,7 @@ impl World {
             }
             (Broken::RaisesTheGeneration, Some(mark)) => {
                 let next = mark.generation.next();
-                self.plan.retain(|a| !matches!(a, SharedOwnerAction::Allow(_)));
+                self.plan.retain(|a| !matches!(a, SharedOwnerAction::Allow(..)));
                 for action in &mut self.plan {
                     if let SharedOwnerAction::Remember(mark) = action {
                         mark.generation = next;
@@ -535,7 +587,10 @@ impl World {
         match self.plan.pop_front() {
             Some(SharedOwnerAction::Fence(Peer::Here)) => self.here = false,
             Some(SharedOwnerAction::Fence(Peer::Remote(peer))) => {
-                self.export.iter_mut().for_each(|export| export.allowed.retain(|p| *p != peer));
+                self.export.iter_mut().for_each(|export| {
+                    export.allowed.retain(|p| *p != peer);
+                    export.readers.retain(|p| *p != peer);
+                });
                 self.fenced(&[peer]);
             }
             Some(SharedOwnerAction::Unexport) => {
@@ -544,8 +599,12 @@ impl World {
             }
             Some(SharedOwnerAction::Remember(mark)) => self.mark = Some(mark),
             Some(SharedOwnerAction::Export(generation)) => self.export = Some(exported(generation.0, &[])),
-            Some(SharedOwnerAction::Allow(peer)) => {
-                self.export.iter_mut().for_each(|export| export.allowed.push(peer.clone()));
+            Some(SharedOwnerAction::Allow(peer, right)) => {
+                let reads = right == Right::Read && self.broken != Broken::LetsReadersWrite;
+                self.export.iter_mut().for_each(|export| {
+                    export.allowed.push(peer.clone());
+                    export.readers.extend(reads.then(|| peer.clone()));
+                });
             }
             Some(SharedOwnerAction::Report(_)) | None => {}
         }
@@ -596,9 +655,9 @@ impl World {
             ConsumerDecision::ForceDetach(_) if self.broken == Broken::KeepsOldAttachments => {}
             ConsumerDecision::ForceDetach(_) => {
                 let since = self.held.remove(&node).map_or(0, |a| a.epoch);
-                let left_out =
-                    |order: &Sharing| order.epoch.0 > since && !order.consumers.contains(&name(node));
-                if !self.orders.iter().any(left_out) {
+                let later: Vec<_> = self.orders.iter().filter(|order| order.epoch.0 >= since).collect();
+                let rights: BTreeSet<_> = later.iter().map(|order| order.right(&name(node))).collect();
+                if rights.len() < 2 && !rights.contains(&None) {
                     self.trouble = Some(format!("node {node} was never left out, and has to attach anew"));
                 }
             }
@@ -622,6 +681,12 @@ impl World {
         remote.chain(self.here.then_some(0)).collect()
     }
 
+    /// Whether a node that can use the branch can write it; the owner's own use is not its kernel's to judge.
+    fn writes(&self, node: u8) -> bool {
+        let reads = |export: &Exported| export.readers.contains(&format!("10.0.0.{node}"));
+        node != 0 && !self.export.as_ref().is_some_and(reads)
+    }
+
     fn check(&self) -> Result<(), String> {
         if let Some(trouble) = &self.trouble {
             return Err(trouble.clone());
@@ -629,7 +694,13 @@ impl World {
         for node in self.users() {
             let reported = self.newest.consumers.iter().any(|sharer| sharer.node == name(node));
             let since = self.newest.epoch;
-            let named = |order: &Sharing| order.epoch >= since && order.consumers.contains(&name(node));
+            let writes = self.writes(node);
+            let reported = reported
+                && !(writes && self.newest.consumers.iter().any(|s| s.node == name(node) && s.read_only));
+            let named = |order: &Sharing| {
+                let right = order.right(&name(node));
+                order.epoch >= since && (right == Some(Right::Write) || !writes && right.is_some())
+            };
             // What never was shared is the owner's, by the rules for one node.
             let shared = self.mark.as_ref().is_some_and(|mark| mark.generation > Generation::default());
             let never = since == Epoch::default() || node == 0 && !shared;
@@ -664,6 +735,11 @@ impl World {
                 if self.users() != self.wanted {
                     return Err(format!("{:?} have it, {:?} want it", self.users(), self.wanted));
                 }
+                if let Some(node) =
+                    self.users().iter().find(|n| **n != 0 && self.writes(**n) == self.readers.contains(n))
+                {
+                    return Err(format!("node {node} does not have the right that it wants"));
+                }
                 let old =
                     |(node, a): (&u8, &Attachment)| a.fences < self.fences.get(node).copied().unwrap_or(0);
                 return match self.held.iter().any(|(node, a)| old((node, a))) {
@@ -681,7 +757,14 @@ impl World {
         let read = if b.is_multiple_of(3) { a % self.past.len() } else { self.past.len() - 1 };
         let read = self.past[read].clone();
         match kind {
-            0..=2 if !self.wanted.remove(&node) => drop(self.wanted.insert(node)),
+            0..=2 if !self.wanted.remove(&node) => {
+                self.wanted.insert(node);
+                // It comes back otherwise than it went, now and then.
+                match b.is_multiple_of(4) {
+                    true => drop(self.readers.insert(node)),
+                    false => drop(self.readers.remove(&node)),
+                }
+            }
             0..=2 => {}
             3..=8 => self.lead(),
             9..=13 => self.decide(&read),
@@ -733,6 +816,7 @@ fn each_rule_that_is_left_out_is_missed() {
         Broken::ReportsBeforeFencing,
         Broken::RaisesTheGeneration,
         Broken::KeepsOldAttachments,
+        Broken::LetsReadersWrite,
     ] {
         let mut runner = proptest::test_runner::TestRunner::deterministic();
         let found = (0..2000).any(|_| {

@@ -30,7 +30,11 @@ fn lead_with(
 ) -> LeaderDecision {
     let claimants: Vec<Claimant> = wanted
         .iter()
-        .map(|(name, out_of_service)| Claimant { node: node(name), out_of_service: *out_of_service })
+        .map(|(name, out_of_service)| Claimant {
+            node: node(name),
+            out_of_service: *out_of_service,
+            reads: false,
+        })
         .collect();
     leader_step(&Led {
         claimants: &claimants,
@@ -182,6 +186,7 @@ fn export(generation: u64, allowed: &[&str]) -> Exported {
         name: format!("nqn:{generation}"),
         transport: Transport::NvmeTcp,
         allowed: allowed.iter().map(|peer| (*peer).to_owned()).collect(),
+        readers: Vec::new(),
     }
 }
 

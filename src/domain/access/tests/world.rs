@@ -358,8 +358,10 @@ impl World {
     }
 
     fn lead(&mut self, wanted: Option<Node>, read: Object) {
-        let claimants: Vec<Claimant> =
-            wanted.map(|node| Claimant { node: name(node), out_of_service: false }).into_iter().collect();
+        let claimants: Vec<Claimant> = wanted
+            .map(|node| Claimant { node: name(node), out_of_service: false, reads: false })
+            .into_iter()
+            .collect();
         let owner = name(0);
         let access = read.access.map(Order::full);
         let report = read.told.map(Told::full);
@@ -418,6 +420,7 @@ impl World {
             name: generation.to_string(),
             transport: Transport::NvmeTcp,
             allowed: allowed.iter().map(ToString::to_string).collect(),
+            readers: Vec::new(),
         });
         let identities: BTreeMap<NodeName, String> =
             (1..self.nodes()).map(|node| (name(node), node.to_string())).collect();

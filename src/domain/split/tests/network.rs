@@ -246,10 +246,20 @@ fn a_volume_for_writers_on_several_nodes_has_one_directory_or_is_refused() {
     assert_eq!(refusal.largest, Bytes::gib(12));
     assert!(refusal.reason.starts_with("13Gi does not fit in one branch (a volume that several nodes write"));
     let two = Policy { min_branches: 2, ..policy.clone() };
-    assert!(refused(&writers(1), &two, &pools, &all).reason.contains("minBranches 2 rules out"));
-    // Nobody could reach a directory: it lies on one node, as if nobody reached anything.
+    assert!(refused(&writers(1), &two, &pools, &all).reason.contains("minBranches is 2"));
+    // Nobody could reach a directory, or there is one node only: who asks for several is told.
     let images = network(&[("a", ONLY_NVME), ("b", ONLY_NVME), ("c", ONLY_NVME)]);
-    assert_eq!(split(&writers(13), &policy, &pools, &images), [image("a", 13)]);
+    for nobody in [&images, &network(&[("b", ALL)]), &Network::default()] {
+        let refusal = refused(&writers(5), &policy, &pools, nobody);
+        assert!(refusal.reason.contains("ReadWriteOnce"), "{}", refusal.reason);
+        assert_eq!(refusal.largest, Bytes::ZERO);
+    }
+    // No disk that could hold a directory that others reach.
+    let only_images = refused(&writers(5), &policy, &pools[..1], &all);
+    assert!(only_images.reason.contains("0 of 1 pools qualify"), "{}", only_images.reason);
+    // A class that keeps volumes on one node has them for the pods there.
+    let local = Policy { placement: Placement::Local, ..policy.clone() };
+    assert_eq!(split(&writers(13), &local, &pools, &images), [image("a", 13)]);
     // Also the branch at hand must be one that others reach.
     let not_b = network(&[("a", ALL), ("b", CONSUMES), ("c", ALL)]);
     let on_b = Request { consumer: Some("b".parse().unwrap()), ..writers(5) };
@@ -318,6 +328,8 @@ proptest! {
     #[test]
     fn where_nodes_tell_of_nothing_plans_are_those_of_one_node(question in any_question()) {
         let (shape, request, policy, pools) = question;
+        // Several nodes cannot write there, and whoever asks for that is refused.
+        prop_assume!(request.sharing != Sharing::ManyWriters);
         let one = Request { reach: Reach::OneNode, ..request.clone() };
         let network = Network::new(["n0", "n1", "n2"].map(|name| NodeReach::silent(name.parse().unwrap())));
         let within = within(&shape, &request, &policy, &pools, &network);

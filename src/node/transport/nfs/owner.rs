@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::{IDENTITY, IDENTITY_LIMIT, Identity, kernel, name};
 use crate::domain::{BranchId, Bytes};
-use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source, TransportError};
-use crate::platform::mount::{MountAttr, MountTable};
+use crate::node::transport::{
+    Endpoint, ExportId, Exported, Owner, Peer, Right, Secret, Source, TransportError,
+};
+use crate::platform::mount::{MountAttr, MountEntry, MountTable};
 use crate::platform::nfs::cache::{self, Cache, HandleKey};
 use crate::platform::nfs::{NfsRoots, NfsServing};
 use crate::platform::{Host, HostError};
@@ -195,15 +197,21 @@ impl NfsOwner {
         Ok(())
     }
 
-    /// Binds `from` at `to`, unless it is there.
-    fn ensure_bound(&self, from: &Path, to: &Path) -> Result<(), TransportError> {
+    /// Binds `from` at `to`, unless it is there. What may only be read is bound so: no request can write by that mount.
+    fn ensure_bound(&self, from: &Path, to: &Path, right: Right) -> Result<(), TransportError> {
         if self.mounts()?.at(to).is_some() {
             return Ok(());
         }
         let action = format!("bind {} to export it", from.display());
         self.host
             .ensure_directory(to, 0o755)
-            .and_then(|_| self.host.bind(from, to, MountAttr::default()))
+            .and_then(|_| {
+                self.host.bind(
+                    from,
+                    to,
+                    MountAttr { read_only: right == Right::Read, ..MountAttr::default() },
+                )
+            })
             .map_err(kernel(action))
     }
 
@@ -228,10 +236,19 @@ impl NfsOwner {
         self.write(Cache::Handles, &cache::handle(&domain, HandleKey::Root, Some(&root)))
     }
 
+    /// What the directory that is bound for a peer lets it do; `None`: none is bound.
+    fn bound_right(&self, mounts: &MountTable, peer: IpAddr, id: &ExportId) -> Option<Right> {
+        // Of the mount itself: a filesystem that is read-only for now gives no other right.
+        let reads = |entry: &MountEntry| entry.options.iter().any(|option| option == "ro");
+        let entry = mounts.at(&self.peer_point(peer, id))?;
+        Some(if reads(entry) { Right::Read } else { Right::Write })
+    }
+
     /// Tells the server of a right for which a directory is bound.
-    fn grant(&self, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
+    fn grant(&self, mounts: &MountTable, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
         let (domain, point) = (name::domain(peer), self.peer_point(peer, id));
-        self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id)))?;
+        let reads = self.bound_right(mounts, peer, id) == Some(Right::Read);
+        self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id), reads))?;
         for key in keys(id, self.inode(&point)?) {
             self.write(Cache::Handles, &cache::handle(&domain, key, Some(&point)))?;
         }
@@ -295,8 +312,9 @@ impl NfsOwner {
         for peer in names.iter().filter_map(|n| n.to_str()?.parse().ok()) {
             self.admit(peer)?;
         }
-        for (peer, id) in self.rights(&self.mounts()?).difference(gone) {
-            self.grant(*peer, id)?;
+        let mounts = self.mounts()?;
+        for (peer, id) in self.rights(&mounts).difference(gone) {
+            self.grant(&mounts, *peer, id)?;
         }
         Ok(())
     }
@@ -424,11 +442,17 @@ impl Owner for NfsOwner {
         }
         self.ensure_ready()?;
         self.write_identity(directory, id)?;
-        self.ensure_bound(directory, &self.export_point(id))?;
+        self.ensure_bound(directory, &self.export_point(id), Right::Write)?;
         Ok(self.endpoint(id))
     }
 
-    fn allow(&self, id: &ExportId, peer: &Peer, secret: Option<&Secret>) -> Result<(), TransportError> {
+    fn allow(
+        &self,
+        id: &ExportId,
+        peer: &Peer,
+        right: Right,
+        secret: Option<&Secret>,
+    ) -> Result<(), TransportError> {
         if secret.is_some() {
             return Err(TransportError::Unable {
                 action: "authenticate a peer by NFS",
@@ -437,7 +461,8 @@ impl Owner for NfsOwner {
         }
         let peer = name::address(peer)?;
         let _turn = self.turn();
-        let standing = self.standing(&self.mounts()?);
+        let mounts = self.mounts()?;
+        let standing = self.standing(&mounts);
         if !standing.contains(id) {
             let later = standing.iter().find(|e| e.branch == id.branch && e.generation > id.generation);
             return Err(match later {
@@ -450,10 +475,13 @@ impl Owner for NfsOwner {
             });
         }
         self.ensure_ready()?;
+        if self.bound_right(&mounts, peer, id).is_some_and(|bound| bound != right) {
+            self.revoke(&[(peer, id.clone())].into())?;
+        }
         self.forget(|p, e| p == peer && e == id)?;
-        self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id))?;
+        self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id), right)?;
         self.admit(peer)?;
-        self.grant(peer, id)
+        self.grant(&self.mounts()?, peer, id)
     }
 
     fn fence(&self, id: &ExportId, peer: &Peer) -> Result<(), TransportError> {
@@ -504,10 +532,15 @@ impl Owner for NfsOwner {
         let mounts = self.mounts()?;
         let (standing, rights) = (self.standing(&mounts), self.rights(&mounts));
         let all: BTreeSet<&ExportId> = standing.iter().chain(rights.iter().map(|(_, id)| id)).collect();
-        let tell = |id: &ExportId| Exported {
-            id: id.clone(),
-            endpoint: standing.contains(id).then(|| self.endpoint(id)),
-            allowed: rights.iter().filter(|(_, e)| e == id).map(|(peer, _)| peer.to_string()).collect(),
+        let reads = |peer: IpAddr, id: &ExportId| self.bound_right(&mounts, peer, id) == Some(Right::Read);
+        let tell = |id: &ExportId| {
+            let peers = || rights.iter().filter(|(_, of)| of == id).map(|(peer, _)| *peer);
+            Exported {
+                id: id.clone(),
+                endpoint: standing.contains(id).then(|| self.endpoint(id)),
+                allowed: peers().map(|peer| peer.to_string()).collect(),
+                readers: peers().filter(|peer| reads(*peer, id)).map(|peer| peer.to_string()).collect(),
+            }
         };
         Ok(all.into_iter().map(tell).collect())
     }

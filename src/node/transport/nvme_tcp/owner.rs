@@ -7,7 +7,9 @@ use std::path::Path;
 use super::plan::{self, Keys, Refusal, Wanted};
 use super::{NAMESPACE, abilities, kernel, names};
 use crate::domain::{BranchId, Bytes};
-use crate::node::transport::{Endpoint, ExportId, Exported, Owner, Peer, Secret, Source, TransportError};
+use crate::node::transport::{
+    Endpoint, ExportId, Exported, Owner, Peer, Right, Secret, Source, TransportError,
+};
 use crate::platform::nvme::Nvme;
 use crate::platform::nvme::target::{Step, TargetView};
 use crate::platform::{Host, HostError};
@@ -163,9 +165,18 @@ impl Owner for NvmeOwner {
         Ok(Endpoint { address: *first, name: wanted.nqn })
     }
 
-    fn allow(&self, id: &ExportId, peer: &Peer, secret: Option<&Secret>) -> Result<(), TransportError> {
+    fn allow(
+        &self,
+        id: &ExportId,
+        peer: &Peer,
+        right: Right,
+        secret: Option<&Secret>,
+    ) -> Result<(), TransportError> {
         const ACTION: &str = "let a node use a branch";
         let unable = |reason: &str| TransportError::Unable { action: ACTION, reason: reason.to_owned() };
+        if right != Right::Write {
+            return Err(unable("an image goes to one node, which may write it"));
+        }
         if !names::is_host(&peer.identity) || peer.identity.contains('/') {
             return Err(unable("what it calls itself is no name of a node of this driver"));
         }
@@ -268,7 +279,12 @@ impl Owner for NvmeOwner {
             let preferred = self.listeners.iter().copied().find(|l| linked().any(|p| p == *l));
             let address = preferred.or_else(|| linked().next()).filter(|_| serves);
             let endpoint = address.map(|address| Endpoint { address, name: nqn.clone() });
-            found.push(Exported { id, endpoint, allowed: subsystem.allowed.iter().cloned().collect() });
+            found.push(Exported {
+                id,
+                endpoint,
+                allowed: subsystem.allowed.iter().cloned().collect(),
+                readers: Vec::new(),
+            });
         }
         Ok(found)
     }
