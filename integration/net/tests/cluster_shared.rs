@@ -51,12 +51,12 @@ fn writers(cluster: &Cluster, volume: &Volume, nodes: &[&str]) -> Result<Vec<Run
     Ok(running)
 }
 
-fn safe(writer: &Running, file: &str) -> usize {
+fn safe(writer: &mut Running, file: &str) -> usize {
     Told::read(&writer.output_so_far()).count(file)
 }
 
 /// Waits until as many more records as [`SOME`] are safe in the file.
-fn goes_on(writer: &Running, file: &str) {
+fn goes_on(writer: &mut Running, file: &str) {
     let (before, end) = (safe(writer, file), Instant::now() + BOUND);
     while safe(writer, file) < before + SOME {
         assert!(
@@ -131,12 +131,12 @@ fn pods_on_two_and_then_three_nodes_write_one_volume_and_find_each_others_files_
         assert_eq!(counts.split_whitespace().collect::<Vec<_>>(), ["60", "a", "60", "b", "60", "c"]);
 
         // One leaves in order: the others notice nothing.
-        let running = writers(cluster, &volume, &["b", "c"])?;
-        running.iter().zip(["b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
+        let mut running = writers(cluster, &volume, &["b", "c"])?;
+        running.iter_mut().zip(["b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
         a.unmount(&volume, "a")?;
         cluster.detach(&volume, "a");
-        for (writer, file) in running.into_iter().zip(["b", "c"]) {
-            goes_on(&writer, file);
+        for (mut writer, file) in running.into_iter().zip(["b", "c"]) {
+            goes_on(&mut writer, file);
             assert_eq!(ends(writer, file, c, &on_c)?.errors, []);
         }
         leave(cluster, &volume, &["b", "c"])
@@ -152,7 +152,7 @@ fn a_node_that_is_detached_under_its_pod_writes_no_more_while_the_others_go_on()
             mount(cluster, &volume, node)?;
         }
         let mut running = writers(cluster, &volume, &["a", "b", "c"])?;
-        running.iter().zip(["a", "b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
+        running.iter_mut().zip(["a", "b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
         // As by the out-of-service taint: nobody asks the node.
         cluster.detach(&volume, "a");
         let end = Instant::now() + BOUND;
@@ -164,7 +164,7 @@ fn a_node_that_is_detached_under_its_pod_writes_no_more_while_the_others_go_on()
         let (on_b, on_c) = (Node::target(&volume, "b"), Node::target(&volume, "c"));
         let size = || b.machine.run(format!("stat -c %s {on_b}/a"));
         let before = size()?;
-        running[1..].iter().zip(["b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
+        running[1..].iter_mut().zip(["b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
         assert_eq!(size()?, before, "nothing of the node that was fenced landed");
         let fenced = ends(running.remove(0), "a", b, &on_b)?;
         assert!(!fenced.errors.is_empty());
@@ -176,8 +176,8 @@ fn a_node_that_is_detached_under_its_pod_writes_no_more_while_the_others_go_on()
         assert_eq!(a.machine.run(format!("stat -c %s {on_a}/a"))?, before);
         a.machine.run(format!("echo again >{on_a}/again"))?;
         assert_eq!(c.machine.run(format!("cat {on_c}/again"))?, "again");
-        for (writer, file) in running.into_iter().zip(["b", "c"]) {
-            goes_on(&writer, file);
+        for (mut writer, file) in running.into_iter().zip(["b", "c"]) {
+            goes_on(&mut writer, file);
             assert_eq!(ends(writer, file, a, &on_a)?.errors, [], "who stays sees no error");
         }
         leave(cluster, &volume, &["a", "b", "c"])
@@ -193,7 +193,7 @@ fn one_of_the_nodes_that_loses_power_holds_up_no_other_and_finds_its_volume_when
             mount(cluster, &volume, node)?;
         }
         let mut running = writers(cluster, &volume, &["a", "b", "c"])?;
-        running.iter().zip(["a", "b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
+        running.iter_mut().zip(["a", "b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
         let (a, b, c) = (cluster.node("a"), cluster.node("b"), cluster.node("c"));
         let (on_a, on_b, on_c) =
             (Node::target(&volume, "a"), Node::target(&volume, "b"), Node::target(&volume, "c"));
@@ -203,7 +203,7 @@ fn one_of_the_nodes_that_loses_power_holds_up_no_other_and_finds_its_volume_when
         assert!(held.says("held", BOUND)?);
         a.machine.pull_plug();
         let last = Told::read(&running.remove(0).output_so_far());
-        running.iter().zip(["b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
+        running.iter_mut().zip(["b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
         last.require_in("a", "a", &c.machine.run_within(BOUND, format!("cat {on_c}/a"))?);
         // What it had locked is free when its lease has ended.
         c.machine.eventually(BOUND, format!("test \"$(inside nfs try-range {on_c}/lock)\" = free"))?;
@@ -211,11 +211,11 @@ fn one_of_the_nodes_that_loses_power_holds_up_no_other_and_finds_its_volume_when
         // Its VolumeAttachment stands: its kubelet starts the pod again.
         let on_a = a.mount(&volume, "a")?;
         last.require_in("a", "a", &a.machine.run_within(BOUND, format!("cat {on_a}/a"))?);
-        let writer = a.write(&volume, "a", "second", &["second".to_owned()])?;
-        goes_on(&writer, "second");
+        let mut writer = a.write(&volume, "a", "second", &["second".to_owned()])?;
+        goes_on(&mut writer, "second");
         ends(writer, "second", b, &on_b)?;
-        for (writer, file) in running.into_iter().zip(["b", "c"]) {
-            goes_on(&writer, file);
+        for (mut writer, file) in running.into_iter().zip(["b", "c"]) {
+            goes_on(&mut writer, file);
             let told = ends(writer, file, a, &on_a)?;
             assert_eq!(told.errors, []);
         }
@@ -231,15 +231,15 @@ fn the_owner_of_a_shared_volume_that_loses_power_holds_all_up_until_it_returns_a
         for node in ["a", "c"] {
             mount(cluster, &volume, node)?;
         }
-        let running = writers(cluster, &volume, &["a", "c"])?;
-        running.iter().zip(["a", "c"]).for_each(|(writer, file)| goes_on(writer, file));
+        let mut running = writers(cluster, &volume, &["a", "c"])?;
+        running.iter_mut().zip(["a", "c"]).for_each(|(writer, file)| goes_on(writer, file));
         let (a, b, c) = (cluster.node("a"), cluster.node("b"), cluster.node("c"));
         b.machine.pull_plug();
         thread::sleep(OUTAGE);
         b.boot()?;
         let (on_a, on_c) = (Node::target(&volume, "a"), Node::target(&volume, "c"));
-        for (writer, file) in running.into_iter().zip(["a", "c"]) {
-            goes_on(&writer, file);
+        for (mut writer, file) in running.into_iter().zip(["a", "c"]) {
+            goes_on(&mut writer, file);
             let (reader, data) = if file == "a" { (c, &on_c) } else { (a, &on_a) };
             let told = ends(writer, file, reader, data)?;
             assert_eq!(told.errors, [], "it waited");
