@@ -3,8 +3,8 @@
 mod bare_nvme;
 mod cluster_faults;
 mod cluster_life;
-mod cluster_write_through;
 mod cluster_shared;
+mod cluster_write_through;
 mod network;
 mod nfs;
 mod nvme;
