@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::cluster::Cluster;
-use crate::support::{Machine, Result};
+use crate::support::{Machine, Network, Result};
 
 /// Not the driver's.
 const PORT: u16 = 4421;
@@ -21,11 +20,10 @@ pub struct Bare<'a> {
 impl<'a> Bare<'a> {
     /// A copy of each of these branches, beside it in its pool: of the same size, as reserved and as written as the branch is at
     /// that time, which nobody may be using, and with its file's attributes; each exported as the driver exports.
-    pub fn copies(cluster: &'a Cluster, consumer: &'a str, branches: &[(String, String)]) -> Result<Self> {
+    pub fn copies(net: &'a Network, consumer: &'a str, branches: &[(String, String)]) -> Result<Self> {
         let mut images = Vec::new();
         for (node, branch) in branches {
-            let (owner, nqn) =
-                (cluster.net.machine(node), format!("nqn.2024-01.org.union-csi.test:bare-{branch}"));
+            let (owner, nqn) = (net.machine(node), format!("nqn.2024-01.org.union-csi.test:bare-{branch}"));
             let of = format!("/pool/branches/{branch}/disk.img");
             let image = format!("/pool/bare-{branch}");
             owner.run_within(
@@ -59,7 +57,7 @@ impl<'a> Bare<'a> {
             )?;
             images.push(format!("{},{PORT},{nqn},/mnt/bare-{branch}", owner.address()));
         }
-        Ok(Self { consumer: cluster.net.machine(consumer), images })
+        Ok(Self { consumer: net.machine(consumer), images })
     }
 
     /// Connects and mounts all of them; the seconds that it took (`seconds`; `connect` and `mount` are sums over all images).
@@ -74,10 +72,5 @@ impl<'a> Bare<'a> {
     /// Unmounts and disconnects all of them.
     pub fn detach(&self) -> Result {
         self.consumer.run_within(BOUND, format!("inside bare detach {}", self.images.join(" "))).map(drop)
-    }
-
-    /// Where the first is mounted.
-    pub fn directory(&self) -> &str {
-        self.images[0].rsplit(',').next().unwrap_or_default()
     }
 }

@@ -1,4 +1,8 @@
-//! Reading and writing a branch on another node, against the same image attached without the driver.
+//! Reading and writing an image of another node as the driver exports, attaches and mounts it, against the same image exported,
+//! attached and mounted without the driver.
+//!
+//! Both ends are those of the driver (`inside transport`), called as agents call them, and the mount is bound once as for a pod. No
+//! agent runs: none has a part in reading and writing. Both images are attached to the same machine at the same time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,13 +12,13 @@ use serde_json::json;
 use crate::bare::Bare;
 use crate::number;
 use crate::report::{Report, median};
-use crate::support::Result;
-use crate::support::cluster::Cluster;
+use crate::support::{Network, Options, Result};
+use crate::transport::{End, at, id};
 
 const BOUND: Duration = Duration::from_secs(300);
 
 /// What is worked on.
-const WAYS: [&str; 3] = ["bare", "volume of one branch", "volume of three, joined"];
+const WAYS: [(&str, &str); 2] = [("bare", "/mnt/bare-x"), ("Union CSI", "/mnt/pod")];
 
 /// Work in this order: its name in the table, what `inside load` calls it, how much, what is counted.
 const WORK: [(&str, &str, u32, &str); 8] = [
@@ -30,30 +34,36 @@ const WORK: [(&str, &str, u32, &str); 8] = [
 
 pub fn run() -> Result<Report> {
     let rounds = number("BENCH_ROUNDS", 5);
-    let cluster = Cluster::boot_with(4)?;
-    let consumer = cluster.node("d");
-    cluster.class(
-        "one",
-        "Immediate",
-        json!({"nodeSelector": "kubernetes.io/hostname=b", "maxBranches": "1"}),
-    );
-    cluster.class("three", "Immediate", json!({"strategy": "spread", "minBranches": "3"}));
-    let one = cluster.bound(&cluster.claim("one", "one", "112Mi"));
-    let branches: Vec<_> =
-        cluster.branches_of(&one).iter().map(|b| (b.spec.node.to_string(), b.spec.id.to_string())).collect();
-    assert_eq!(branches.len(), 1, "one branch");
-    let bare = Bare::copies(&cluster, "d", &branches)?;
-    let three = cluster.bound(&cluster.claim("three", "three", "336Mi"));
-    assert_eq!(cluster.branches_of(&three).len(), 3, "three branches");
+    let net = Network::boot_with(&Options::new(2))?;
+    let (a, b) = (net.machine("a"), net.machine("b"));
+    let image = "/pool/branches/x/disk.img";
+    a.run_within(
+        BOUND,
+        format!(
+            "mkfs.ext4 -q -F /disk/data; mkdir -p /pool; mount /disk/data /pool; mkdir -p $(dirname {image})
+             fallocate -l 160MiB {image}
+             mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {image}"
+        ),
+    )?;
+    let bare = Bare::copies(&net, "b", &[("a".to_owned(), "x".to_owned())])?;
     bare.attach("one-by-one")?;
-    let mut directories = vec![format!("{}/data", bare.directory())];
-    for volume in [&one, &three] {
-        cluster.attach(volume, "d");
-        directories.push(consumer.mount(volume, "pod")?);
-    }
-    let mounts =
-        consumer.machine.run("grep -E '/mnt/bare|fuse|nvme' /proc/mounts; df -k | grep -E 'nvme|pvc'")?;
-    eprintln!("{mounts}");
+    let (owner, consumer) = (End { machine: a, kind: "nvme" }, End { machine: b, kind: "nvme" });
+    let endpoint = owner.must(&format!("export {} source={image}", id(0)))?;
+    owner.must(&format!("allow {} peer={}", id(0), consumer.identity()?))?;
+    let attached = consumer.must(&format!("attach {} {}", id(0), at(&endpoint)))?;
+    let device = attached["at"].as_str().expect("a device");
+    let seen = b.run_within(
+        BOUND,
+        format!(
+            "mkdir -p /mnt/branch /mnt/pod
+             mount -o errors=remount-ro {device} /mnt/branch
+             mount --bind /mnt/branch /mnt/pod
+             mount -o remount,bind,nosuid,nodev /mnt/pod
+             grep /mnt/ /proc/mounts; grep . /sys/block/nvme*n*/queue/{{max_sectors_kb,scheduler,read_ahead_kb}}"
+        ),
+    )?;
+    let flags = a.run("lsattr /pool/bare-x /pool/branches/x/disk.img; filefrag /pool/bare-x /pool/branches/x/disk.img || true")?;
+    eprintln!("{seen}\n{flags}");
     let mut figures: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
     // The first round makes what later ones find, and does not count.
     for round in 0..=rounds {
@@ -61,8 +71,8 @@ pub fn run() -> Result<Report> {
             // Each goes first in turn.
             for turn in 0..WAYS.len() {
                 let way = (turn + round as usize) % WAYS.len();
-                let command = format!("sync; inside load {kind} {} {amount}", directories[way]);
-                let rate = consumer.machine.run_within(BOUND, command)?;
+                let command = format!("sync; inside load {kind} {} {amount}", WAYS[way].1);
+                let rate = b.run_within(BOUND, command)?;
                 if round > 0 {
                     figures.entry((work, way)).or_default().push(rate.trim().parse().unwrap_or(f64::NAN));
                 }
@@ -73,20 +83,19 @@ pub fn run() -> Result<Report> {
 }
 
 fn table(figures: &BTreeMap<(usize, usize), Vec<f64>>, rounds: u32) -> Report {
-    let mut report = Report::new(&WAYS);
+    let mut report = Report::new(&["bare", "Union CSI, of it", "least", "most"]);
     for (work, (name, _, _, unit)) in WORK.iter().enumerate() {
-        let base = &figures[&(work, 0)];
-        let mut cells = vec![format!("{:.1} {unit}", median(base))];
-        let mut data = vec![json!({ "rates": base })];
-        for way in 1..WAYS.len() {
-            // Of each round with itself: what else the machine does changes from round to round.
-            let ratios: Vec<f64> =
-                figures[&(work, way)].iter().zip(base).map(|(rate, base)| rate / base).collect();
-            let (least, most) = ratios.iter().fold((f64::MAX, f64::MIN), |(l, m), r| (l.min(*r), m.max(*r)));
-            cells.push(format!("{:.2} ({least:.2} to {most:.2})", median(&ratios)));
-            data.push(json!({ "rates": figures[&(work, way)], "ratios": ratios }));
-        }
-        report.row(name, cells, json!(data));
+        let (base, ours) = (&figures[&(work, 0)], &figures[&(work, 1)]);
+        // Of each round with itself: what else the machine does changes from round to round.
+        let ratios: Vec<f64> = ours.iter().zip(base).map(|(rate, base)| rate / base).collect();
+        let (least, most) = ratios.iter().fold((f64::MAX, f64::MIN), |(l, m), r| (l.min(*r), m.max(*r)));
+        let cells = vec![
+            format!("{:.1} {unit}", median(base)),
+            format!("{:.2}", median(&ratios)),
+            format!("{least:.2}"),
+            format!("{most:.2}"),
+        ];
+        report.row(name, cells, json!({ "bare": base, "ours": ours, "ratios": ratios }));
     }
     report.note(format!(
         "Ratios to the bare image in the same round: the median of {rounds} rounds, and the least and the largest. Machines \

@@ -45,7 +45,7 @@ pub fn run() -> Result<Report> {
         .map(|b| (b.spec.node.to_string(), b.spec.id.to_string()))
         .collect();
     assert_eq!(branches.len(), 3, "three branches");
-    let bare = Bare::copies(&cluster, "d", &branches)?;
+    let bare = Bare::copies(&cluster.net, "d", &branches)?;
     let mut times: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     // The first round loads programs and modules, and does not count.
     for round in 0..=rounds {
