@@ -13,6 +13,9 @@ mod nfs;
 mod owner;
 #[path = "../protocol.rs"]
 mod protocol;
+#[allow(dead_code, reason = "the tests read what is written here")]
+#[path = "../records.rs"]
+mod records;
 mod survey;
 mod transport;
 mod workload;

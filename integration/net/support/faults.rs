@@ -101,6 +101,8 @@ pub struct Told {
     pub safe: BTreeMap<String, Vec<(u64, u64)>>,
     /// Each call that failed: the file, when, and the error's number.
     pub errors: Vec<(String, u64, i32)>,
+    /// The file and the record's number of each of those.
+    pub tried_again: Vec<(String, u64)>,
 }
 
 impl Told {
@@ -114,7 +116,8 @@ impl Told {
                 (Some(&"ack"), Some(file), Some(record), Some(at)) => {
                     told.safe.entry((*file).to_owned()).or_default().push((record, at));
                 }
-                (Some(&"error"), Some(file), Some(_), Some(at)) => {
+                (Some(&"error"), Some(file), Some(record), Some(at)) => {
+                    told.tried_again.push(((*file).to_owned(), record));
                     let errno = words.get(4).and_then(|word| word.parse().ok()).unwrap_or(0);
                     told.errors.push(((*file).to_owned(), at, errno));
                 }
@@ -138,6 +141,11 @@ impl Told {
     /// How many records are safe, of that file.
     pub fn count(&self, file: &str) -> usize {
         self.safe.get(file).map_or(0, Vec::len)
+    }
+
+    /// How often writing that record of that file failed.
+    pub fn failed(&self, file: &str, record: u64) -> usize {
+        self.tried_again.iter().filter(|(name, number)| name == file && *number == record).count()
     }
 
     /// How many of the least written file are.

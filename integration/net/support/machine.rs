@@ -154,6 +154,11 @@ impl Machine {
         self.directory.join(format!("{}.{disk}.disk", self.name))
     }
 
+    /// The file on the host that holds what its console showed, over all its starts.
+    pub fn console(&self) -> PathBuf {
+        self.logs.join(format!("{}.console", self.name))
+    }
+
     fn power(&self) -> MutexGuard<'_, Option<Power>> {
         self.power.lock().unwrap_or_else(PoisonError::into_inner)
     }

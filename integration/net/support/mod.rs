@@ -9,6 +9,7 @@ pub mod faults;
 mod image;
 mod machine;
 mod network;
+pub mod random;
 mod shared;
 mod switch;
 mod trouble;

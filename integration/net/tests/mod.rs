@@ -3,6 +3,7 @@
 mod bare_nvme;
 mod cluster_faults;
 mod cluster_life;
+mod cluster_random;
 mod cluster_shared;
 mod cluster_write_through;
 mod network;

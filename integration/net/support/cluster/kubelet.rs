@@ -75,8 +75,10 @@ impl Node<'_> {
             Agent::WithPool => format!("[{{name: disk, path: {POOL}, reserve: 4Mi}}]"),
             Agent::WithoutPool => "[]".to_owned(),
         };
+        // Where many share the processors, an agent may not be able to renew its lease within half a minute.
+        let lease = std::env::var("LEASE").unwrap_or_else(|_| "30s".to_owned());
         let text = format!(
-            "store: kubernetes\nkubernetes: {{kubeconfig: /state/etc/kubeconfig, kubeletDir: {KUBELET}, leaseDuration: 30s}}\n\
+            "store: kubernetes\nkubernetes: {{kubeconfig: /state/etc/kubeconfig, kubeletDir: {KUBELET}, leaseDuration: {lease}}}\n\
              stateDir: /state/union-csi\nnetwork: {{interface: eth0}}\npools: {pools}\n"
         );
         self.machine.write("/state/etc/agent.yaml", text.as_bytes())
@@ -214,6 +216,28 @@ impl Node<'_> {
             &[format!("volume={}", volume.handle), format!("staging={}", Self::staging(volume))],
         )?;
         self.machine.run(format!("rmdir \"$(dirname '{}')\"", Self::staging(volume))).map(drop)
+    }
+
+    /// One attempt at [`Node::mount`], as a script.
+    pub fn mounting(&self, volume: &Volume, pod: &str) -> String {
+        let staged = Self::given(volume);
+        let mut published = staged.clone();
+        published.push(format!("target={}", Self::target(volume, pod)));
+        format!("{}\n{}", csi_script("stage", &staged), csi_script("publish", &published))
+    }
+
+    /// One attempt at [`Node::unmount`], as a script; of what was never mounted, too.
+    pub fn unmounting(&self, volume: &Volume, pod: &str) -> String {
+        let (target, staging) = (Self::target(volume, pod), Self::staging(volume));
+        let named = format!("volume={}", volume.handle);
+        let unpublish = csi_script("unpublish", &[named.clone(), format!("target={target}")]);
+        let unstage = csi_script("unstage", &[named, format!("staging={staging}")]);
+        format!(
+            "{unpublish}
+             [ ! -e {KUBELET}/pods/{pod} ] || find {KUBELET}/pods/{pod} -depth -type d -exec rmdir {{}} +
+             {unstage}
+             [ ! -e \"$(dirname '{staging}')\" ] || rmdir \"$(dirname '{staging}')\""
+        )
     }
 
     /// What the driver tells of the volume: its usage and whether it is well.

@@ -204,6 +204,14 @@ impl Cluster {
         }
     }
 
+    /// The driver's objects, the VolumeAttachments and the events, for people.
+    pub fn objects(&self) -> String {
+        let kinds = "volumesplits,branches,storagenodes,volumeattachments,leases,events";
+        match self.server.try_kubectl(&["get", kinds, "-A", "-o", "yaml"], None) {
+            Ok(text) | Err(text) => text,
+        }
+    }
+
     /// Prints what tells why a test failed.
     pub fn report(&self) {
         for kinds in ["volumesplits,branches,storagenodes", "events"] {
@@ -231,6 +239,12 @@ impl Cluster {
 
     fn machine(&self, name: &str) -> &Machine {
         self.net.machine(name)
+    }
+}
+
+impl Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("net", &self.net).finish_non_exhaustive()
     }
 }
 

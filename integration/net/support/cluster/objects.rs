@@ -196,6 +196,35 @@ impl Cluster {
         });
     }
 
+    /// One attempt at [`Cluster::ask_to_attach`]; whether the VolumeAttachment is there.
+    pub fn try_to_attach(&self, volume: &Volume, node: &str) -> bool {
+        let object = json!({
+            "metadata": {"name": Self::attachment(volume, node)},
+            "spec": {"attacher": DRIVER, "nodeName": node, "source": {"persistentVolumeName": volume.name}},
+        });
+        let object: VolumeAttachment = serde_json::from_value(object).expect("an object");
+        self.block_on(self.api::<VolumeAttachment>().create(&Default::default(), &object)).is_ok()
+    }
+
+    /// Deletes the VolumeAttachment; whether it is gone. To be called until it is.
+    pub fn try_to_detach(&self, volume: &Volume, node: &str) -> bool {
+        let (api, name) = (self.api::<VolumeAttachment>(), Self::attachment(volume, node));
+        match self.block_on(api.get_opt(&name)) {
+            Ok(None) => true,
+            Ok(Some(found)) if found.metadata.deletion_timestamp.is_none() => {
+                let _ = self.block_on(api.delete(&name, &DeleteParams::default()));
+                false
+            }
+            _ => false,
+        }
+    }
+
+    /// Names of all VolumeAttachments.
+    pub fn attachments(&self) -> Vec<String> {
+        let found = self.block_on(self.api::<VolumeAttachment>().list(&Default::default()));
+        found.expect("attachments").into_iter().filter_map(|each| each.metadata.name).collect()
+    }
+
     /// Deletes a claim and waits until its volume is gone.
     pub fn delete(&self, volume: &Volume) {
         let claims: Api<PersistentVolumeClaim> = self.named();
