@@ -14,7 +14,7 @@ mod owner;
 #[path = "../protocol.rs"]
 mod protocol;
 #[allow(dead_code, reason = "the tests read what is written here")]
-#[path = "../records.rs"]
+#[path = "../support/random/records.rs"]
 mod records;
 mod survey;
 mod transport;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::faults::Told;
-use crate::records::{LENGTH, parse};
+use super::records::{LENGTH, parse};
 
 /// A pod that wrote to the volume; each has a tag of its own.
 #[derive(Debug)]
@@ -115,7 +115,7 @@ fn in_file(pods: &[Pod], found: &Found) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::record;
+    use super::super::records::record;
 
     /// A pod that told that, in short: `f 0-3` are safe records, `f !4` is a failed one.
     fn pod(tag: &str, told: &str) -> Pod {

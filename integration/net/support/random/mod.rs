@@ -7,6 +7,7 @@
 mod judge;
 mod left;
 mod pods;
+mod records;
 mod run;
 mod sequence;
 
