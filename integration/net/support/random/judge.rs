@@ -114,8 +114,8 @@ fn in_file(pods: &[Pod], found: &Found) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use super::super::records::record;
+    use super::*;
 
     /// A pod that told that, in short: `f 0-3` are safe records, `f !4` is a failed one.
     fn pod(tag: &str, told: &str) -> Pod {
