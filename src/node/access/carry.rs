@@ -150,8 +150,8 @@ impl<H: Held> Pass<'_, H> {
                 });
             }
         };
-        let exports = owner.exports().map_err(|e| self.failed("look at what is exported", e))?;
-        let mut found = exports.into_iter().filter(|e| e.id.branch == *branch);
+        let exports = owner.exports_of(branch).map_err(|e| self.failed("look at what is exported", e))?;
+        let mut found = exports.into_iter();
         let Some(first) = found.next() else { return Ok(Ok(None)) };
         match (first.endpoint, found.next()) {
             (Some(endpoint), None) => Ok(Ok(Some(Exported {

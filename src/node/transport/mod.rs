@@ -191,6 +191,17 @@ pub trait Owner: Send + Sync {
     /// # Errors
     /// [`TransportError`].
     fn exports(&self) -> Result<Vec<Exported>, TransportError>;
+
+    /// Those of one branch, of all generations. Looking at them must not cost more the more others there are, where the kernel
+    /// can be asked so.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn exports_of(&self, branch: &BranchId) -> Result<Vec<Exported>, TransportError> {
+        let mut all = self.exports()?;
+        all.retain(|export| export.id.branch == *branch);
+        Ok(all)
+    }
 }
 
 /// The consumer's end.

@@ -35,8 +35,11 @@ pub(super) struct Links {
 #[derive(Clone, Debug)]
 struct Reading {
     at: Instant,
-    attached: Option<Arc<Vec<Attached>>>,
+    attached: Option<Arc<ByBranch>>,
 }
+
+/// Attachments, by their branches: each volume asks for a few of hundreds.
+type ByBranch = BTreeMap<BranchId, Vec<Attached>>;
 
 /// The attachments that concern one volume.
 #[derive(Clone, Debug, Default)]
@@ -58,7 +61,7 @@ impl Links {
         for transport in used {
             match self.read(transports, transport) {
                 Some(all) => {
-                    links.attached.extend(all.iter().filter(|a| ids.contains(&a.id.branch)).cloned());
+                    links.attached.extend(ids.iter().filter_map(|id| all.get(*id)).flatten().cloned());
                 }
                 None => {
                     links.unread.insert(transport);
@@ -74,7 +77,7 @@ impl Links {
         *slot.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn read(&self, transports: &Transports, transport: Transport) -> Option<Arc<Vec<Attached>>> {
+    fn read(&self, transports: &Transports, transport: Transport) -> Option<Arc<ByBranch>> {
         let slot = self.slot(transport);
         // Held while the kernel is asked: whoever asks meanwhile has the same question.
         let mut reading = slot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,7 +85,13 @@ impl Links {
             return known.attached.clone();
         }
         let attached = match transports.consumer(transport).and_then(|consumer| consumer.attachments()) {
-            Ok(attached) => Some(Arc::new(attached)),
+            Ok(attached) => {
+                let mut by_branch = ByBranch::new();
+                for each in attached {
+                    by_branch.entry(each.id.branch.clone()).or_default().push(each);
+                }
+                Some(Arc::new(by_branch))
+            }
             // It was not found to work here, or not looked for yet.
             Err(TransportError::Unable { .. }) => None,
             Err(error) => {

@@ -56,6 +56,8 @@ pub struct Controller {
 pub struct NvmeDevice {
     /// Its name in sysfs.
     pub name: String,
+    /// Its subsystem.
+    pub nqn: String,
     /// Its node.
     pub path: PathBuf,
     /// Its uuid; empty where the owner gave none.
@@ -132,18 +134,7 @@ impl Nvme {
         self.host.enter("read controllers", &class)?;
         let mut found = Vec::new();
         for name in self.names(&class)? {
-            let at = class.join(&name);
-            if attribute(&at.join("transport"))?.as_deref() != Some("tcp") {
-                continue;
-            }
-            let Some(nqn) = attribute(&at.join("subsysnqn"))? else { continue };
-            let Some(state) = attribute(&at.join("state"))? else { continue };
-            let state = ControllerState::parse(&state);
-            let address = match state {
-                ControllerState::Live => attribute(&at.join("address"))?.and_then(|a| parse_address(&a)),
-                ControllerState::Trying | ControllerState::Going => None,
-            };
-            found.push(Controller { name, nqn, state, address });
+            found.extend(self.controller(&name)?);
         }
         Ok(found)
     }
@@ -191,37 +182,111 @@ impl Nvme {
         }
     }
 
+    /// The connections by TCP to one subsystem: of the others nothing but their subsystem is read.
+    ///
+    /// # Errors
+    /// sysfs cannot be read.
+    pub fn controllers_of(&self, nqn: &str) -> Result<Vec<Controller>> {
+        let class = self.files.sys.join("class/nvme");
+        self.host.enter("read controllers", &class)?;
+        let mut found = Vec::new();
+        for name in self.names(&class)? {
+            if attribute(&class.join(&name).join("subsysnqn"))?.as_deref() == Some(nqn) {
+                found.extend(self.controller(&name)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// One connection by TCP; `None` where it is gone, or is none.
+    ///
+    /// # Errors
+    /// sysfs cannot be read.
+    pub fn controller(&self, name: &str) -> Result<Option<Controller>> {
+        let at = self.files.sys.join("class/nvme").join(name);
+        if attribute(&at.join("transport"))?.as_deref() != Some("tcp") {
+            return Ok(None);
+        }
+        let Some(nqn) = attribute(&at.join("subsysnqn"))? else { return Ok(None) };
+        let Some(state) = attribute(&at.join("state"))? else { return Ok(None) };
+        let state = ControllerState::parse(&state);
+        let address = match state {
+            ControllerState::Live => attribute(&at.join("address"))?.and_then(|a| parse_address(&a)),
+            ControllerState::Trying | ControllerState::Going => None,
+        };
+        Ok(Some(Controller { name: name.to_owned(), nqn, state, address }))
+    }
+
+    /// The block devices of all subsystems, hidden ones too.
+    ///
+    /// # Errors
+    /// sysfs cannot be read.
+    pub fn devices(&self) -> Result<Vec<NvmeDevice>> {
+        self.devices_if(|_| true)
+    }
+
     /// The block devices of a subsystem, hidden ones too.
     ///
     /// # Errors
     /// sysfs cannot be read.
     pub fn subsystem_devices(&self, nqn: &str) -> Result<Vec<NvmeDevice>> {
+        self.devices_if(|found| found == nqn)
+    }
+
+    /// The block devices of the subsystem that a connection is to, hidden ones too: as [`Nvme::subsystem_devices`], but without
+    /// looking at those of all others where the connection's directory leads to them.
+    ///
+    /// # Errors
+    /// sysfs cannot be read.
+    pub fn controller_devices(&self, controller: &Controller) -> Result<Vec<NvmeDevice>> {
+        let at = self.files.sys.join("class/nvme").join(&controller.name);
+        let mut found = Vec::new();
+        for name in self.names(&at)?.into_iter().filter(|n| n.starts_with("nvme")) {
+            let ours = |found: &str| found == controller.nqn;
+            // What joins the paths to a device has the name of a path without the connection's number. A guess: its subsystem is
+            // read, as everyone's.
+            let joined = joined(&name).map(|joined| self.device(&joined, ours)).transpose()?.flatten();
+            found.extend(joined);
+            found.extend(self.device(&name, ours)?);
+        }
+        if found.iter().any(|device| !device.hidden) {
+            Ok(found)
+        } else {
+            self.subsystem_devices(&controller.nqn)
+        }
+    }
+
+    fn devices_if(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<NvmeDevice>> {
         let block = self.files.sys.join("block");
         self.host.enter("read devices", &block)?;
         let mut found = Vec::new();
         for name in self.names(&block)?.into_iter().filter(|n| n.starts_with("nvme")) {
-            let at = block.join(&name);
-            // The device above is the subsystem where the kernel joins paths, else the controller; both have the attribute.
-            if attribute(&at.join("device/subsysnqn"))?.as_deref() != Some(nqn) {
-                continue;
-            }
-            let uuid = attribute(&at.join("uuid"))?.unwrap_or_default();
-            let hidden = attribute(&at.join("hidden"))?.as_deref() == Some("1");
-            let node = attribute(&at.join("uevent"))?
-                .and_then(|e| e.lines().find_map(|l| l.strip_prefix("DEVNAME=").map(str::to_owned)));
-            let path = self.files.dev.join(node.unwrap_or_else(|| name.clone()));
-            let device = attribute(&at.join("dev"))?.and_then(|d| numbers(&d)).unwrap_or_default();
-            found.push(NvmeDevice { name, path, uuid, device, hidden });
+            found.extend(self.device(&name, &wanted)?);
         }
         Ok(found)
     }
 
-    /// Limits the size of one request to all devices of a subsystem, where they take larger ones.
+    /// A block device, if it is of a subsystem that is wanted.
+    fn device(&self, name: &str, wanted: impl Fn(&str) -> bool) -> Result<Option<NvmeDevice>> {
+        let at = self.files.sys.join("block").join(name);
+        // The device above is the subsystem where the kernel joins paths, else the controller; both have the attribute.
+        let nqn = attribute(&at.join("device/subsysnqn"))?;
+        let Some(nqn) = nqn.filter(|nqn| wanted(nqn)) else { return Ok(None) };
+        let uuid = attribute(&at.join("uuid"))?.unwrap_or_default();
+        let hidden = attribute(&at.join("hidden"))?.as_deref() == Some("1");
+        let node = attribute(&at.join("uevent"))?
+            .and_then(|e| e.lines().find_map(|l| l.strip_prefix("DEVNAME=").map(str::to_owned)));
+        let path = self.files.dev.join(node.unwrap_or_else(|| name.to_owned()));
+        let device = attribute(&at.join("dev"))?.and_then(|d| numbers(&d)).unwrap_or_default();
+        Ok(Some(NvmeDevice { name: name.to_owned(), nqn, path, uuid, device, hidden }))
+    }
+
+    /// Limits the size of one request to these devices, where they take larger ones.
     ///
     /// # Errors
     /// The errno of the write.
-    pub fn limit_requests(&self, nqn: &str, kib: u32) -> Result<()> {
-        for device in self.subsystem_devices(nqn)? {
+    pub fn limit_requests(&self, devices: &[NvmeDevice], kib: u32) -> Result<()> {
+        for device in devices {
             let path = self.files.sys.join("block").join(&device.name).join("queue/max_sectors_kb");
             let now = attribute(&path)?.and_then(|v| v.parse::<u32>().ok());
             if now.is_some_and(|now| now > kib) {
@@ -303,6 +368,13 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
     let part = |name: &str| text.split(',').find_map(|p| p.trim().strip_prefix(name));
     let address: IpAddr = part("traddr=")?.parse().ok()?;
     Some(SocketAddr::new(address, part("trsvcid=")?.parse().ok()?))
+}
+
+/// `nvme3c5n1`, a path, is one of those that `nvme3n1` joins.
+fn joined(path: &str) -> Option<String> {
+    let (subsystem, rest) = path.strip_prefix("nvme")?.split_once('c')?;
+    let (_, number) = rest.split_once('n')?;
+    Some(format!("nvme{subsystem}n{number}"))
 }
 
 /// `259:3`.

@@ -117,6 +117,17 @@ pub struct Backing {
     pub size: u64,
 }
 
+/// How much of a subsystem is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// All of it.
+    Whole,
+    /// Who may connect, and nothing else.
+    Allowed,
+    /// It is left out.
+    Nothing,
+}
+
 /// One change; paths are below `nvmet/`.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Step {
@@ -173,6 +184,14 @@ impl Nvme {
     /// # Errors
     /// The tree cannot be read.
     pub fn target(&self) -> Result<Option<TargetView>> {
+        self.target_of(|_| Part::Whole)
+    }
+
+    /// The same with no more of each subsystem than is wanted: a whole one is a dozen files, and a node may export a thousand.
+    ///
+    /// # Errors
+    /// The tree cannot be read.
+    pub fn target_of(&self, wanted: impl Fn(&str) -> Part) -> Result<Option<TargetView>> {
         let root = self.target_root();
         self.host.enter("read target", &root)?;
         if !root.join("subsystems").is_dir() {
@@ -180,7 +199,12 @@ impl Nvme {
         }
         let mut view = TargetView::default();
         for nqn in self.names(&root.join("subsystems"))? {
-            let subsystem = self.subsystem(&root.join("subsystems").join(&nqn))?;
+            let at = root.join("subsystems").join(&nqn);
+            let subsystem = match wanted(&nqn) {
+                Part::Whole => self.subsystem(&at)?,
+                Part::Allowed => Subsystem { allowed: self.allowed(&at)?, ..Subsystem::default() },
+                Part::Nothing => continue,
+            };
             view.subsystems.insert(nqn, subsystem);
         }
         for nqn in self.names(&root.join("hosts"))? {
@@ -200,7 +224,7 @@ impl Nvme {
             allow_any_host: text("attr_allow_any_host")? == "1",
             serial: text("attr_serial")?,
             model: text("attr_model")?,
-            allowed: self.names(&at.join("allowed_hosts"))?.into_iter().collect(),
+            allowed: self.allowed(at)?,
             namespaces: BTreeMap::new(),
         };
         for name in self.names(&at.join("namespaces"))? {
@@ -216,6 +240,10 @@ impl Nvme {
             subsystem.namespaces.insert(number, namespace);
         }
         Ok(subsystem)
+    }
+
+    fn allowed(&self, at: &Path) -> Result<BTreeSet<String>> {
+        Ok(self.names(&at.join("allowed_hosts"))?.into_iter().collect())
     }
 
     fn port(&self, at: &Path) -> Result<Port> {
@@ -374,6 +402,29 @@ mod tests {
             !format!("{:?}", Step::Write("hosts/nqn.h/dhchap_key".into(), "secret!".into()))
                 .contains("secret!")
         );
+    }
+
+    #[test]
+    fn of_subsystems_no_more_is_read_than_is_wanted() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
+        for nqn in ["nqn.a", "nqn.b", "nqn.c"] {
+            put(root, &format!("subsystems/{nqn}/attr_serial"), "abc\n");
+            put(root, &format!("subsystems/{nqn}/allowed_hosts/nqn.h"), "");
+            put(root, &format!("ports/7/subsystems/{nqn}"), "");
+        }
+        let nvme = Nvme::at(&Host::new(), KernelFiles::below(root));
+        let part = |nqn: &str| match nqn {
+            "nqn.a" => Part::Whole,
+            "nqn.b" => Part::Allowed,
+            _ => Part::Nothing,
+        };
+        let view = nvme.target_of(part).unwrap().unwrap();
+        assert_eq!(view.subsystems.keys().collect::<Vec<_>>(), ["nqn.a", "nqn.b"]);
+        assert_eq!(view.subsystems["nqn.a"].serial, "abc");
+        let b = &view.subsystems["nqn.b"];
+        assert!(b.serial.is_empty() && b.allowed.contains("nqn.h"));
+        assert_eq!(view.ports[&7].linked.len(), 3, "listeners are told whole");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The consumer's end.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -51,13 +52,22 @@ impl NvmeConsumer {
     }
 
     fn controllers(&self, nqn: &str) -> Result<Vec<Controller>, TransportError> {
-        let all = self.nvme.controllers().map_err(kernel("read the NVMe connections"))?;
-        Ok(all.into_iter().filter(|c| c.nqn == nqn).collect())
+        self.nvme.controllers_of(nqn).map_err(kernel("read the NVMe connections"))
     }
 
-    fn devices(&self, nqn: &str) -> Result<Vec<NvmeDevice>, TransportError> {
-        let all = self.nvme.subsystem_devices(nqn).map_err(kernel("read the NVMe devices"))?;
+    /// The devices of the subsystem that these connections are to.
+    fn devices(&self, controllers: &[Controller]) -> Result<Vec<NvmeDevice>, TransportError> {
+        // Those of one connection are those of all.
+        let Some(first) = controllers.first() else { return Ok(Vec::new()) };
+        let all = self.nvme.controller_devices(first).map_err(kernel("read the NVMe devices"))?;
         Ok(all.into_iter().filter(|d| !d.hidden).collect())
+    }
+
+    /// The connection that was just made, or all there are where another call made it.
+    fn made(&self, nqn: &str, made: Option<&str>) -> Result<Vec<Controller>, TransportError> {
+        let Some(name) = made else { return self.controllers(nqn) };
+        let one = self.nvme.controller(name).map_err(kernel("read the NVMe connections"))?;
+        Ok(one.into_iter().filter(|c| c.nqn == nqn).collect())
     }
 
     /// Connects, and answers with the connection's name; `None` where another call was faster.
@@ -85,12 +95,17 @@ impl NvmeConsumer {
     }
 
     /// Waits for the connection to be live and its device to be there, and for the right one.
-    fn appear(&self, id: &ExportId, endpoint: &Endpoint) -> Result<Attached, TransportError> {
+    fn appear(
+        &self,
+        id: &ExportId,
+        endpoint: &Endpoint,
+        made: Option<&str>,
+    ) -> Result<Attached, TransportError> {
         let deadline = Instant::now() + APPEAR_BOUND;
         let mut steps = steps();
         let uuid = names::uuid(id);
         loop {
-            let controllers = self.controllers(&endpoint.name)?;
+            let controllers = self.made(&endpoint.name, made)?;
             let unreachable = |reason: &str| TransportError::Unreachable {
                 endpoint: endpoint.address.to_string(),
                 reason: reason.to_owned(),
@@ -99,7 +114,7 @@ impl NvmeConsumer {
             if controllers.iter().all(|c| c.state == ControllerState::Going) {
                 return Err(unreachable("it ended the connection"));
             }
-            let devices = self.devices(&endpoint.name)?;
+            let devices = self.devices(&controllers)?;
             if let Some(other) = devices.iter().find(|d| d.uuid != uuid).filter(|_| live) {
                 return Err(TransportError::Foreign {
                     endpoint: endpoint.address.to_string(),
@@ -108,9 +123,8 @@ impl NvmeConsumer {
                 });
             }
             if let Some(device) = devices.into_iter().find(|d| d.path.exists()).filter(|_| live) {
-                self.nvme
-                    .limit_requests(&endpoint.name, REQUEST_MAX)
-                    .map_err(kernel("limit the size of requests"))?;
+                let limited = self.nvme.limit_requests(std::slice::from_ref(&device), REQUEST_MAX);
+                limited.map_err(kernel("limit the size of requests"))?;
                 let endpoint = Some(endpoint.clone());
                 return Ok(Attached { id: id.clone(), endpoint, at: Some(device.path), link: Link::Live });
             }
@@ -132,11 +146,7 @@ impl NvmeConsumer {
             while self.nvme.controller_state(name).map_err(kernel("read the NVMe connections"))?.is_some() {
                 // The number may be another connection's by now.
                 let nqn = names::subsystem(id)?;
-                if !self
-                    .controllers(&nqn)?
-                    .iter()
-                    .any(|c| c.name == *name && c.state == ControllerState::Going)
-                {
+                if !self.made(&nqn, Some(name))?.iter().any(|c| c.state == ControllerState::Going) {
                     break;
                 }
                 if Instant::now() > deadline {
@@ -290,12 +300,12 @@ impl Consumer for NvmeConsumer {
             old.iter().filter(|c| c.state == ControllerState::Going).map(|c| c.name.clone()).collect();
         self.wait_gone(id, &going)?;
         let mut made = None;
-        if self.controllers(&nqn)?.is_empty() {
+        if old.is_empty() || (!going.is_empty() && self.controllers(&nqn)?.is_empty()) {
             made = self.connect(id, endpoint, secret, patience)?;
         } else {
             self.set_patience(id, patience)?;
         }
-        let attached = self.appear(id, endpoint);
+        let attached = self.appear(id, endpoint, made.as_deref());
         if let (Err(_), Some(name)) = (&attached, made)
             && let Err(error) = self.nvme.disconnect_within(&name, FORCE_BOUND)
         {
@@ -319,7 +329,7 @@ impl Consumer for NvmeConsumer {
         let nqn = names::subsystem(id)?;
         let controllers = self.controllers(&nqn)?;
         let live = controllers.iter().any(|c| c.state == ControllerState::Live);
-        for device in self.devices(&nqn)? {
+        for device in self.devices(&controllers)? {
             if self.in_use(&device, live)? {
                 let device = device.path.display().to_string();
                 return Err(TransportError::InUse { branch: id.branch.clone(), device });
@@ -358,10 +368,23 @@ impl Consumer for NvmeConsumer {
 
     fn attachments(&self) -> Result<Vec<Attached>, TransportError> {
         let mut found: Vec<Attached> = Vec::new();
-        for controller in self.nvme.controllers().map_err(kernel("read the NVMe connections"))? {
+        let mut known: BTreeMap<ExportId, usize> = BTreeMap::new();
+        let controllers = self.nvme.controllers().map_err(kernel("read the NVMe connections"))?;
+        if controllers.iter().all(|c| names::parse(&c.nqn).is_none()) {
+            return Ok(found);
+        }
+        // One reading for all: a node may have more than a thousand.
+        let mut devices: BTreeMap<String, Vec<NvmeDevice>> = BTreeMap::new();
+        for device in self.nvme.devices().map_err(kernel("read the NVMe devices"))? {
+            if !device.hidden {
+                devices.entry(device.nqn.clone()).or_default().push(device);
+            }
+        }
+        for controller in controllers {
             let Some(id) = names::parse(&controller.nqn) else { continue };
             let uuid = names::uuid(&id);
-            let at = self.devices(&controller.nqn)?.into_iter().find(|d| d.uuid == uuid).map(|d| d.path);
+            let ours = devices.get(&controller.nqn).into_iter().flatten();
+            let at = ours.into_iter().find(|d| d.uuid == uuid).map(|d| d.path.clone());
             let link = match controller.state {
                 ControllerState::Live => Link::Live,
                 ControllerState::Trying => Link::Connecting,
@@ -371,10 +394,13 @@ impl Consumer for NvmeConsumer {
             let endpoint = controller.address.map(|address| Endpoint { address, name });
             let attached = Attached { id, endpoint, at, link };
             // Several ways to one branch are one attachment, as good as the best of them.
-            match found.iter_mut().find(|a| a.id == attached.id) {
+            match known.get(&attached.id).and_then(|&at| found.get_mut(at)) {
                 Some(known) if known.link != Link::Live && attached.link == Link::Live => *known = attached,
                 Some(_) => {}
-                None => found.push(attached),
+                None => {
+                    known.insert(attached.id.clone(), found.len());
+                    found.push(attached);
+                }
             }
         }
         Ok(found)

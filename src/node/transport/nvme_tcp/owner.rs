@@ -11,7 +11,7 @@ use crate::node::transport::{
     Endpoint, ExportId, Exported, Owner, Peer, Right, Secret, Source, TransportError,
 };
 use crate::platform::nvme::Nvme;
-use crate::platform::nvme::target::{Step, TargetView};
+use crate::platform::nvme::target::{Part, Step, TargetView};
 use crate::platform::{Host, HostError};
 
 /// What `nvme list` shows as the model.
@@ -35,6 +35,24 @@ impl NvmeOwner {
     fn view(&self) -> Result<TargetView, TransportError> {
         let view = self.nvme.target().map_err(kernel("read the NVMe target's tree"))?;
         Ok(view.unwrap_or_default())
+    }
+
+    /// The branch's exports whole, and of the others `rest`.
+    fn view_of(&self, branch: &BranchId, rest: Part) -> Result<TargetView, TransportError> {
+        Ok(self.present(branch, rest)?.unwrap_or_default())
+    }
+
+    /// The same; `None` where the kernel has no target.
+    fn present(&self, branch: &BranchId, rest: Part) -> Result<Option<TargetView>, TransportError> {
+        let of = |nqn: &str| names::parse(nqn).is_some_and(|id| id.branch == *branch);
+        let view = self.nvme.target_of(|nqn| if of(nqn) { Part::Whole } else { rest });
+        view.map_err(kernel("read the NVMe target's tree"))
+    }
+
+    /// Ends one of the branch's exports.
+    fn end(&self, what: &str, branch: &BranchId, nqn: &str) -> Result<(), TransportError> {
+        // Who is allowed elsewhere keeps its key.
+        self.apply(what, &plan::end(&self.view_of(branch, Part::Allowed)?, nqn))
     }
 
     fn apply(&self, what: &str, steps: &[Step]) -> Result<(), TransportError> {
@@ -112,10 +130,12 @@ impl NvmeOwner {
         })
     }
 
-    fn build(&self, wanted: &Wanted) -> Result<(), TransportError> {
-        let steps = plan::build(&self.view()?, wanted).ok_or_else(|| TransportError::Unable {
-            action: "export a branch over NVMe/TCP",
-            reason: "there are too many listeners".to_owned(),
+    fn build(&self, branch: &BranchId, wanted: &Wanted) -> Result<(), TransportError> {
+        let steps = plan::build(&self.view_of(branch, Part::Nothing)?, wanted).ok_or_else(|| {
+            TransportError::Unable {
+                action: "export a branch over NVMe/TCP",
+                reason: "there are too many listeners".to_owned(),
+            }
         })?;
         self.apply("export a branch", &steps)
     }
@@ -146,7 +166,7 @@ impl Owner for NvmeOwner {
         let wanted = self.wanted(id, path)?;
         abilities::prepare_owner(&self.nvme)?;
         let _lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
-        let view = self.view()?;
+        let view = self.view_of(&id.branch, Part::Nothing)?;
         let standing = of_branch(&view, &id.branch);
         if let Some((later, _)) = standing.iter().find(|(other, _)| other.generation > id.generation) {
             let (branch, asked, current) = (id.branch.clone(), id.generation, later.generation);
@@ -158,10 +178,10 @@ impl Owner for NvmeOwner {
         }
         for (_, nqn) in &standing {
             if *nqn != wanted.nqn || !plan::sound(&view.subsystems[nqn], &wanted) {
-                self.apply("end an export", &plan::end(&self.view()?, nqn))?;
+                self.end("end an export", &id.branch, nqn)?;
             }
         }
-        self.build(&wanted)?;
+        self.build(&id.branch, &wanted)?;
         Ok(Endpoint { address: *first, name: wanted.nqn })
     }
 
@@ -190,25 +210,27 @@ impl Owner for NvmeOwner {
             true => absent(),
             false => kernel("lock the NVMe target's tree")(e),
         })?;
+        let mut view = self.view_of(&id.branch, Part::Nothing)?;
+        if keys.is_none() && view.hosts.get(&peer.identity).is_some_and(|host| !host.key.is_empty()) {
+            view = self.view_of(&id.branch, Part::Allowed)?;
+        }
         let steps =
-            plan::admit(&self.view()?, &nqn, &peer.identity, keys.as_ref()).map_err(
-                |refusal| match refusal {
-                    Refusal::NotExported => absent(),
-                    Refusal::Held(holder) => TransportError::Held { branch: id.branch.clone(), holder },
-                    Refusal::KeyedElsewhere => {
-                        unable("other branches are open to that node with a key, and this one has none")
-                    }
-                },
-            )?;
+            plan::admit(&view, &nqn, &peer.identity, keys.as_ref()).map_err(|refusal| match refusal {
+                Refusal::NotExported => absent(),
+                Refusal::Held(holder) => TransportError::Held { branch: id.branch.clone(), holder },
+                Refusal::KeyedElsewhere => {
+                    unable("other branches are open to that node with a key, and this one has none")
+                }
+            })?;
         self.apply("let a node use a branch", &steps)
     }
 
     fn fence(&self, id: &ExportId, peer: &Peer) -> Result<(), TransportError> {
-        if self.nvme.target().map_err(kernel("read the NVMe target's tree"))?.is_none() {
+        if self.present(&id.branch, Part::Nothing)?.is_none() {
             return Ok(());
         }
         let _lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
-        let view = self.view()?;
+        let view = self.view_of(&id.branch, Part::Nothing)?;
         for (id, nqn) in of_branch(&view, &id.branch) {
             let subsystem = &view.subsystems[&nqn];
             if !subsystem.allowed.contains(&peer.identity) {
@@ -218,15 +240,15 @@ impl Owner for NvmeOwner {
             let wanted = self.wanted(&id, &path)?;
             // What was half made, or not as this driver makes it, is for the next export to make anew.
             let whole = plan::sound(subsystem, &wanted);
-            self.apply("fence a node", &plan::end(&self.view()?, &nqn))?;
+            self.end("fence a node", &id.branch, &nqn)?;
             if whole {
-                self.build(&wanted)?;
+                self.build(&id.branch, &wanted)?;
             }
         }
         let holds = |s: &(ExportId, String), view: &TargetView| {
             view.subsystems[&s.1].allowed.contains(&peer.identity)
         };
-        let view = self.view()?;
+        let view = self.view_of(&id.branch, Part::Nothing)?;
         if of_branch(&view, &id.branch).iter().any(|s| holds(s, &view)) {
             let source = std::io::Error::other("it is still allowed: something else changes the NVMe target");
             return Err(TransportError::Kernel { action: "fence a node".to_owned(), source });
@@ -235,19 +257,19 @@ impl Owner for NvmeOwner {
     }
 
     fn unexport(&self, branch: &BranchId) -> Result<(), TransportError> {
-        if self.nvme.target().map_err(kernel("read the NVMe target's tree"))?.is_none() {
+        if self.present(branch, Part::Nothing)?.is_none() {
             return Ok(());
         }
         let _lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
-        for (_, nqn) in of_branch(&self.view()?, branch) {
-            self.apply("end an export", &plan::end(&self.view()?, &nqn))?;
+        for (_, nqn) in of_branch(&self.view_of(branch, Part::Nothing)?, branch) {
+            self.end("end an export", branch, &nqn)?;
         }
         Ok(())
     }
 
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
         let nqn = names::subsystem(id)?;
-        let view = self.view()?;
+        let view = self.view_of(&id.branch, Part::Nothing)?;
         let namespace =
             view.subsystems.get(&nqn).and_then(|s| s.namespaces.get(&NAMESPACE)).filter(|n| n.enabled);
         let namespace = namespace
@@ -269,7 +291,17 @@ impl Owner for NvmeOwner {
     }
 
     fn exports(&self) -> Result<Vec<Exported>, TransportError> {
-        let view = self.view()?;
+        Ok(self.tell(&self.view()?))
+    }
+
+    fn exports_of(&self, branch: &BranchId) -> Result<Vec<Exported>, TransportError> {
+        Ok(self.tell(&self.view_of(branch, Part::Nothing)?))
+    }
+}
+
+impl NvmeOwner {
+    /// The exports of this driver in the tree.
+    fn tell(&self, view: &TargetView) -> Vec<Exported> {
         let mut found = Vec::new();
         for (nqn, subsystem) in &view.subsystems {
             let Some(id) = names::parse(nqn) else { continue };
@@ -286,6 +318,6 @@ impl Owner for NvmeOwner {
                 readers: Vec::new(),
             });
         }
-        Ok(found)
+        found
     }
 }

@@ -89,9 +89,43 @@ fn devices_are_found_by_their_subsystem_not_by_their_name() {
     let seen: Vec<_> = found.iter().filter(|d| !d.hidden).collect();
     assert_eq!(seen.len(), 1, "{found:?}");
     assert_eq!((seen[0].path.clone(), seen[0].device), (root.join("dev/nvme1n1"), (259, 5)));
-    nvme.limit_requests("nqn.a", 1024).unwrap();
+    nvme.limit_requests(&found, 1024).unwrap();
     let limit = |name: &str| {
         std::fs::read_to_string(root.join(format!("sys/block/{name}/queue/max_sectors_kb"))).unwrap()
     };
     assert_eq!([limit("nvme0n1"), limit("nvme1n1"), limit("nvme1c4n1")], ["1280", "1024", "1024"]);
+}
+
+#[test]
+fn a_connection_leads_to_its_device_and_no_other_subsystem_is_taken_for_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    controller(root, "nvme4", "nqn.a", "tcp", "live");
+    controller(root, "nvme5", "nqn.b", "tcp", "live");
+    for (name, nqn, hidden) in [
+        ("nvme1n1", "nqn.a", "0"),
+        ("nvme1c4n1", "nqn.a", "1"),
+        ("nvme2n1", "nqn.other", "0"),
+        ("nvme2c5n1", "nqn.b", "1"),
+        ("nvme7n1", "nqn.b", "0"),
+    ] {
+        put(root, &format!("sys/block/{name}/device/subsysnqn"), nqn);
+        put(root, &format!("sys/block/{name}/hidden"), hidden);
+    }
+    put(root, "sys/class/nvme/nvme4/nvme1c4n1/hidden", "1");
+    // A number that leads to another subsystem's device: the right one is looked for among all.
+    put(root, "sys/class/nvme/nvme5/nvme2c5n1/hidden", "1");
+    let nvme = Nvme::at(&Host::new(), KernelFiles::below(root));
+    let of = |nqn: &str| {
+        let controllers = nvme.controllers_of(nqn).unwrap();
+        assert_eq!(controllers.len(), 1, "{controllers:?}");
+        let devices = nvme.controller_devices(&controllers[0]).unwrap();
+        devices.into_iter().filter(|d| !d.hidden).map(|d| d.name).collect::<Vec<_>>()
+    };
+    assert_eq!(of("nqn.a"), ["nvme1n1"]);
+    assert_eq!(of("nqn.b"), ["nvme7n1"]);
+    assert_eq!(nvme.controllers_of("nqn.c").unwrap(), []);
+    assert_eq!(nvme.controller("nvme4").unwrap().unwrap().nqn, "nqn.a");
+    assert_eq!(nvme.controller("nvme9").unwrap(), None);
+    assert_eq!(nvme.devices().unwrap().len(), 5);
 }
