@@ -1,6 +1,5 @@
 //! `bench footprint`: what the agent costs. `bench restart`: how quickly a new agent takes over what runs.
 
-use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -8,28 +7,9 @@ use serde_json::{Value, json};
 use union_csi::csi::proto::volume_capability::access_mode::Mode;
 
 use super::agent::{Agent, Csi, Wanted};
+use super::process::{cpu_seconds, resident_kib, unions as union_processes};
 use super::report::Report;
 use super::{disks, number, program, scratch};
-
-/// Resident memory of a process, in KiB.
-fn resident_kib(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("a running process");
-    let line = status.lines().find(|l| l.starts_with("VmRSS:")).expect("VmRSS");
-    line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number of KiB")
-}
-
-/// Processor time that a process has used, in seconds.
-fn cpu_seconds(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("a running process");
-    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks: f64 = fields[11].parse::<f64>().expect("utime") + fields[12].parse::<f64>().expect("stime");
-    ticks / 100.0
-}
-
-fn union_processes(dir: &str) -> Vec<u32> {
-    let out = Command::new("pgrep").args(["-f", &format!("mergerfs.*{dir}/")]).output().expect("pgrep");
-    String::from_utf8_lossy(&out.stdout).lines().filter_map(|l| l.trim().parse().ok()).collect()
-}
 
 /// Small volumes of two sparse image branches each, staged and published.
 async fn mount_many(csi: &mut Csi, count: u64) {

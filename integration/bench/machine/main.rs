@@ -16,7 +16,9 @@ mod footprint;
 mod image;
 mod io;
 mod latency;
+mod process;
 mod report;
+mod scale;
 #[path = "../../host/support.rs"]
 mod support;
 
@@ -83,15 +85,19 @@ fn main() -> ExitCode {
             "latency" => runtime.block_on(latency::run()),
             "footprint" => runtime.block_on(footprint::run()),
             "restart" => runtime.block_on(footprint::restart()),
+            "scale-branches" => runtime.block_on(scale::branches()),
+            "scale-volumes" => runtime.block_on(scale::volumes()),
             other => {
-                eprintln!("no benchmark {other:?}: io image latency footprint restart");
+                eprintln!(
+                    "no benchmark {other:?}: io image latency footprint restart scale-branches scale-volumes"
+                );
                 return ExitCode::from(2);
             }
         };
         report.finish(name);
     }
     if names.is_empty() {
-        eprintln!("usage: scripts/bench io|image|latency|footprint|restart");
+        eprintln!("usage: scripts/bench io|image|latency|footprint|restart|scale-branches|scale-volumes");
         return ExitCode::from(2);
     }
     ExitCode::SUCCESS

@@ -10,6 +10,7 @@
 )]
 
 mod bare;
+mod connections;
 mod data;
 #[path = "../../net/protocol.rs"]
 mod protocol;
@@ -35,6 +36,10 @@ type Part = fn() -> support::Result<Report>;
 /// The parts, by their names.
 const PARTS: &[(&str, Part)] = &[("data", data::run), ("stage", stage::run), ("writes", writes::run)];
 
+/// Those that take an hour, and are run only when they are named.
+const LONG: &[(&str, Part)] =
+    &[("connections-nvme", connections::nvme), ("connections-nfs", connections::nfs)];
+
 /// A number set in the environment, to shorten or lengthen a run.
 pub fn number(name: &str, default: u32) -> u32 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
@@ -43,14 +48,17 @@ pub fn number(name: &str, default: u32) -> u32 {
 fn main() -> ExitCode {
     // `cargo bench` adds options of its own.
     let names: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
+    let all = || PARTS.iter().chain(LONG);
     for name in &names {
-        if !PARTS.iter().any(|(part, _)| part == name) {
-            let parts: Vec<&str> = PARTS.iter().map(|(part, _)| *part).collect();
+        if !all().any(|(part, _)| part == name) {
+            let parts: Vec<&str> = all().map(|(part, _)| *part).collect();
             eprintln!("no part {name:?}: {}", parts.join(" "));
             return ExitCode::from(2);
         }
     }
-    for (name, part) in PARTS.iter().filter(|(part, _)| names.is_empty() || names.iter().any(|n| n == part)) {
+    let wanted = |name: &str| names.iter().any(|n| n == name);
+    let unnamed = PARTS.iter().filter(|_| names.is_empty());
+    for (name, part) in unnamed.chain(all().filter(|(name, _)| wanted(name))) {
         match part() {
             Ok(report) => report.finish(&format!("net-{name}")),
             Err(error) => {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use union_csi::domain::NodeName;
@@ -166,11 +166,73 @@ fn call(
             let (id, endpoint) = (given.id()?, given.endpoint()?);
             attached(&consumer.attach(&id, &endpoint, given.secret().as_ref(), given.patience()?)?)
         }
+        "export-many" => export_many(owner, source, given)?,
+        "attach-many" => attach_many(consumer, given)?,
+        "detach-many" => timed(given, |id| Ok(consumer.detach(&id)?))?,
+        "unexport-many" => timed(given, |id| Ok(owner.unexport(&id.branch)?))?,
+        "count" => {
+            let (begun, exports) = (Instant::now(), owner.exports()?.len());
+            let exporting = milliseconds(begun);
+            let (begun, one) = (Instant::now(), owner.exports_of(&many(0)?.branch)?.len());
+            let asking = milliseconds(begun);
+            let (begun, attachments) = (Instant::now(), consumer.attachments()?.len());
+            json!({
+                "exports": exports, "exports_ms": exporting, "of_one": one, "of_one_ms": asking,
+                "attachments": attachments, "attachments_ms": milliseconds(begun),
+            })
+        }
         "patience" => json!(consumer.set_patience(&given.id()?, given.patience()?)?),
         "detach" => json!(consumer.detach(&given.id()?)?),
         "force-detach" => json!(consumer.force_detach(&given.id()?)?),
         "attachments" => consumer.attachments()?.iter().map(attached).collect(),
         other => return Err(format!("there is no action {other}").into()),
+    })
+}
+
+/// One of many exports.
+fn many(number: u32) -> Result<ExportId, Box<dyn Error>> {
+    Ok(ExportId { branch: format!("many-{number}").parse()?, generation: Generation(1) })
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1000.0
+}
+
+/// The same for each export from number `from` to before `to`: how long each took, and, where one fails, at which and why.
+fn timed(given: &Given, mut work: impl FnMut(ExportId) -> Result<(), Box<dyn Error>>) -> Answer {
+    let (from, to): (u32, u32) = (given.text("from")?.parse()?, given.text("to")?.parse()?);
+    let mut took = Vec::new();
+    for number in from..to {
+        let begun = Instant::now();
+        if let Err(error) = work(many(number)?) {
+            return Ok(json!({ "ms": took, "failed": number, "why": error.to_string() }));
+        }
+        took.push(milliseconds(begun));
+    }
+    Ok(json!({ "ms": took }))
+}
+
+/// Exports `<source>/<number>` for each, and opens it to the peer; their names go to the file `names`.
+fn export_many(owner: &dyn Owner, source: impl Fn(&str) -> Source, given: &Given) -> Answer {
+    let (directory, peer) = (given.text("source")?, given.peer()?);
+    let mut names = std::fs::OpenOptions::new().create(true).append(true).open(given.text("names")?)?;
+    let mut number: u32 = given.text("from")?.parse()?;
+    timed(given, |id| {
+        let endpoint = owner.export(&id, &source(&format!("{directory}/{number}")))?;
+        owner.allow(&id, &peer, None)?;
+        number += 1;
+        Ok(writeln!(names, "{}", endpoint.name)?)
+    })
+}
+
+/// Attaches each, by the names that the file `names` has.
+fn attach_many(consumer: &dyn Consumer, given: &Given) -> Answer {
+    let (address, names) = (given.text("address")?.parse()?, std::fs::read_to_string(given.text("names")?)?);
+    let mut names = names.lines().skip(given.text("from")?.parse()?);
+    timed(given, |id| {
+        let name = names.next().ok_or("there are fewer names")?.to_owned();
+        consumer.attach(&id, &Endpoint { address, name }, None, Patience::Wait)?;
+        Ok(())
     })
 }
 
