@@ -3,10 +3,10 @@
 //! One task. It waits on the pidfd of every union's process, so that a death is seen at once, and looks at every volume
 //! from time to time, for what no pidfd tells: a daemon that hangs, a branch that failed, a mount that someone removed. For a
 //! volume with branches on other nodes it follows their objects, so that one that was taken from this node, or opened to it
-//! anew, is seen at once.
+//! anew, is seen at once: with a few volumes each volume's, with many those of the nodes that own their branches.
 //! What is wrong is decided and repaired by [`Volumes`]; here is only when to look, and how often.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::union::watch_exit;
-use super::volume::{BranchNews, Outcome, Volumes};
+use super::volume::{Followed, News, Outcome, Volumes, to_follow};
 use crate::domain::VolumeId;
 use crate::platform::fserror::FsErrors;
 use crate::platform::process::ProcessId;
@@ -66,9 +66,13 @@ pub struct Healer {
     /// A look at all volumes, at most one: those to be repaired, and how many there are.
     looks: JoinSet<(Vec<VolumeId>, usize)>,
     repairs: JoinSet<(VolumeId, Option<Outcome>)>,
-    /// Volumes whose branches' objects are followed.
-    followed: HashMap<VolumeId, AbortHandle>,
-    follows: JoinSet<(VolumeId, Option<BranchNews>, bool)>,
+    /// Whose branches' objects are followed.
+    followed: HashMap<Followed, AbortHandle>,
+    follows: JoinSet<(Followed, Option<News>, Vec<VolumeId>)>,
+    /// The volumes that were there when that was decided.
+    known: BTreeSet<VolumeId>,
+    /// Volumes that came since what is followed was first read; true for those whose branches' news matter.
+    catches: JoinSet<(VolumeId, bool)>,
 }
 
 /// The end of watching a process.
@@ -95,6 +99,8 @@ impl Healer {
             repairs: JoinSet::new(),
             followed: HashMap::new(),
             follows: JoinSet::new(),
+            known: BTreeSet::new(),
+            catches: JoinSet::new(),
         }
     }
 
@@ -121,7 +127,7 @@ impl Healer {
                 },
                 () = volumes.changed() => self.watch(),
                 Some(news) = self.follows.join_next() => match news {
-                    Ok((volume, news, matters)) => self.told(volume, news, matters),
+                    Ok((followed, news, matter)) => self.told(followed, news, matter),
                     // It is no longer followed.
                     Err(error) if error.is_cancelled() => {}
                     Err(error) => {
@@ -130,6 +136,11 @@ impl Healer {
                         self.follows.abort_all();
                         self.followed.clear();
                     }
+                },
+                Some(caught) = self.catches.join_next() => match caught {
+                    Ok((volume, true)) => drop(self.due.insert(volume, Instant::now())),
+                    Ok((_, false)) => {}
+                    Err(error) => tracing::error!(error = %error, "reading a volume's branches ended early"),
                 },
                 () = tokio::time::sleep_until(next), if self.running.len() < PARALLEL_REPAIRS => {}
                 // Both in tasks of their own: a disk that does not answer must not hold up the repair of what died.
@@ -203,41 +214,54 @@ impl Healer {
         }
     }
 
-    /// Follows the branches' objects of the volumes that have some on other nodes now, and of no others.
+    /// Follows the objects of the branches on other nodes that volumes have now, and of no others.
     fn follow(&mut self) {
-        let wanted: HashSet<_> = self.volumes.remote().into_iter().collect();
-        self.followed.retain(|volume, task| {
-            let stays = wanted.contains(volume);
+        let remote = self.volumes.remote();
+        let wanted = to_follow(&remote);
+        self.followed.retain(|followed, task| {
+            let stays = wanted.contains(followed);
             if !stays {
                 task.abort();
             }
             stays
         });
-        for volume in wanted {
-            if !self.followed.contains_key(&volume) {
-                self.follow_one(volume, None);
+        for followed in &wanted {
+            if !self.followed.contains_key(followed) {
+                self.follow_one(followed.clone(), None);
             }
         }
+        let now: BTreeSet<VolumeId> = remote.into_keys().collect();
+        for volume in now.difference(&self.known) {
+            // What its owners' news told before it was there was not kept.
+            if !wanted.contains(&Followed::Volume(volume.clone())) {
+                let (volumes, volume) = (self.volumes.clone(), volume.clone());
+                self.catches.spawn(async move {
+                    let matters = volumes.catch_up(&volume).await;
+                    (volume, matters)
+                });
+            }
+        }
+        self.known = now;
     }
 
-    fn follow_one(&mut self, volume: VolumeId, news: Option<BranchNews>) {
-        let (volumes, id) = (self.volumes.clone(), volume.clone());
+    fn follow_one(&mut self, followed: Followed, news: Option<News>) {
+        let (volumes, of) = (self.volumes.clone(), followed.clone());
         let task = self.follows.spawn(async move {
-            let (news, matters) = volumes.follow(&id, news).await;
-            (id, news, matters)
+            let (news, matter) = volumes.follow(&of, news).await;
+            (of, news, matter)
         });
-        self.followed.insert(volume, task);
+        self.followed.insert(followed, task);
     }
 
-    fn told(&mut self, volume: VolumeId, news: Option<BranchNews>, matters: bool) {
-        if !self.followed.contains_key(&volume) {
+    fn told(&mut self, followed: Followed, news: Option<News>, matter: Vec<VolumeId>) {
+        if !self.followed.contains_key(&followed) {
             return;
         }
-        if matters {
+        for volume in matter {
             // At once, whatever pause it is in: it may be what was waited for.
-            self.due.insert(volume.clone(), Instant::now());
+            self.due.insert(volume, Instant::now());
         }
-        self.follow_one(volume, news);
+        self.follow_one(followed, news);
     }
 
     fn exited(&mut self, exit: Exit) {

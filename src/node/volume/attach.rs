@@ -11,7 +11,7 @@ use super::links::{LinkSeen, VolumeLinks};
 use super::parallel::parallel;
 use super::record::{Record, Remote, StagedBranch, branch_mount};
 use super::remote::{Aim, AttachError, Order, aim};
-use super::slot::Slot;
+use super::slot::{Hints, Slot};
 use super::{ANSWER_TIMEOUT, Core, DATA};
 use crate::domain::VolumeId;
 use crate::domain::access::Generation;
@@ -50,9 +50,17 @@ pub(super) const LOST: &str = "lost";
 impl Core {
     /// Takes what the store says of a volume's branches; true where that is news.
     pub(super) fn note_orders(&self, slot: &Slot, branches: &[Branch]) -> bool {
-        let mut hints = slot.hints();
+        self.note_in(&mut slot.hints(), branches)
+    }
+
+    /// The same while the hints are held.
+    pub(super) fn note_in<'a>(
+        &self,
+        hints: &mut Hints,
+        branches: impl IntoIterator<Item = &'a Branch>,
+    ) -> bool {
         let mut news = false;
-        for branch in branches.iter().filter(|b| b.spec.node != self.node) {
+        for branch in branches.into_iter().filter(|b| b.spec.node != self.node) {
             let order = Order::of(branch);
             news |= hints.orders.get(&branch.spec.index) != Some(&order);
             hints.orders.insert(branch.spec.index, order);

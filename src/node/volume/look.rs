@@ -76,7 +76,7 @@ impl Core {
         let record =
             self.records.load(volume).map_err(|e| VolumeError::host(volume, "read its record", e))?;
         let Some(record) = record.filter(|r| r.phase == Phase::Staged) else { return Ok(false) };
-        slot.hints().remote = record.has_remote();
+        slot.hints().owners = record.owners(&self.node);
         let branches = self.look_at_branches(&slot, &record, view);
         let union = match record.kind {
             UnionKind::Bind | UnionKind::Block => UnionSeen::Unneeded,
@@ -112,7 +112,7 @@ impl Core {
     ) -> Result<(Seen, Option<ProcessId>), VolumeError> {
         let volume = record.volume();
         let now = Instant::now();
-        slot.hints().remote = record.has_remote();
+        slot.hints().owners = record.owners(&self.node);
         let branches = self.look_at_branches(slot, record, view);
         let (union, process) = match record.kind {
             UnionKind::Bind | UnionKind::Block => (UnionSeen::Unneeded, None),

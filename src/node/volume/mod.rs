@@ -22,6 +22,7 @@ mod diagnose;
 mod end_use;
 mod error;
 mod flags;
+mod following;
 mod keys;
 mod links;
 mod look;
@@ -46,6 +47,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::error::VolumeError;
+pub(in crate::node) use self::following::{Followed, News, to_follow};
 use self::links::Links;
 use self::paths::Places;
 use self::record::Records;
@@ -56,8 +58,7 @@ pub use self::tally::TallyCounts;
 pub use self::types::{
     Access, AttachedBranch, Health, PublishRequest, StageRequest, Usage, VolumeSnapshot, VolumeStats,
 };
-pub(in crate::node) use self::waiting::BranchNews;
-use self::waiting::{ASK_AGAIN, GRANT_BOUND};
+use self::waiting::{BranchNews, GRANT_BOUND};
 use crate::domain::{NodeName, VolumeId};
 use crate::node::access::LocalUse;
 use crate::node::branch::Branches;
@@ -315,47 +316,6 @@ impl Volumes {
     /// [`FsErrors::take`].
     pub(in crate::node) fn fs_errors(&self) -> Option<std::os::fd::OwnedFd> {
         self.core.errors.as_ref()?.descriptor().ok()
-    }
-
-    /// The volumes some of whose branches lie on other nodes.
-    pub(in crate::node) fn remote(&self) -> Vec<VolumeId> {
-        self.core.slots.remote()
-    }
-
-    /// Waits for news of the volume's branches on other nodes, and takes them; `news` is what the last call gave back. True
-    /// where they change who may use a branch, or how it is reached.
-    pub(in crate::node) async fn follow(
-        &self,
-        volume: &VolumeId,
-        news: Option<BranchNews>,
-    ) -> (Option<BranchNews>, bool) {
-        let begun = match news {
-            Some(news) => Ok(news),
-            None => BranchNews::begin(self.store.as_ref(), volume, &[]).await,
-        };
-        let told = match begun {
-            Ok(mut news) => news.changed().await.map(|branches| (news, branches)),
-            Err(error) => Err(error),
-        };
-        match told {
-            Ok((news, branches)) => {
-                let slot = self.core.slots.of(volume);
-                let matters = self.core.note_orders(&slot, &branches);
-                if matters {
-                    // It may be what a repair waits for.
-                    slot.hints().next_attempt = None;
-                }
-                (Some(news), matters)
-            }
-            Err(error) => {
-                tracing::warn!(
-                    volume.id = %volume, error = %error, retry.seconds = ASK_AGAIN.as_secs(),
-                    "news of its branches on other nodes are not told"
-                );
-                tokio::time::sleep(ASK_AGAIN).await;
-                (None, false)
-            }
-        }
     }
 
     /// The MergerFS processes to be watched.

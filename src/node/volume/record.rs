@@ -2,7 +2,7 @@
 //!
 //! The record says what is intended, never what is: that is asked of the kernel each time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::domain::access::{Epoch, Generation};
 use crate::domain::policy::OnBranchLoss;
 use crate::domain::reach::Transport;
 use crate::domain::union::UnionKind;
-use crate::domain::{Bytes, VolumeId};
+use crate::domain::{Bytes, NodeName, VolumeId};
 use crate::node::union::UnionSpec;
 use crate::platform::{Host, HostError};
 use crate::store::object::BranchSpec;
@@ -186,6 +186,12 @@ impl Record {
     /// True where some of its branches lie on other nodes.
     pub(super) const fn has_remote(&self) -> bool {
         self.version != VERSION_LOCAL
+    }
+
+    /// The other nodes that its branches lie on.
+    pub(super) fn owners(&self, here: &NodeName) -> BTreeSet<NodeName> {
+        let owners = self.branches.iter().map(|branch| &branch.spec.node);
+        owners.filter(|node| *node != here).cloned().collect()
     }
 
     /// What is to be joined, in the volume's directory.

@@ -1,12 +1,12 @@
 //! One volume at a time: locks, and what the healer remembers between two looks.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::remote::Order;
-use crate::domain::VolumeId;
+use crate::domain::{NodeName, VolumeId};
 use crate::platform::process::ProcessId;
 
 /// A volume's lock and hints. Hints are never the truth about mounts; losing them costs a later look.
@@ -38,8 +38,10 @@ pub(super) struct Hints {
     pub(super) branches: Vec<PathBuf>,
     /// Since when branches have not answered, by number.
     pub(super) hung_branches: BTreeMap<u32, Instant>,
-    /// Some of its branches lie on other nodes, so that the store's news of them matter.
-    pub(super) remote: bool,
+    /// The other nodes that branches of it lie on, so that the store's news of them matter.
+    pub(super) owners: BTreeSet<NodeName>,
+    /// How often the store told of its branches.
+    pub(super) told: u64,
     /// What the store said last of its branches, by number.
     pub(super) orders: BTreeMap<u32, Order>,
 }
@@ -80,9 +82,16 @@ impl Slots {
         map.iter().flat_map(of).collect()
     }
 
-    /// The volumes some of whose branches lie on other nodes.
-    pub(super) fn remote(&self) -> Vec<VolumeId> {
-        self.map().iter().filter(|(_, slot)| slot.hints().remote).map(|(volume, _)| volume.clone()).collect()
+    /// The volumes some of whose branches lie on other nodes, and on which.
+    pub(super) fn remote(&self) -> BTreeMap<VolumeId, BTreeSet<NodeName>> {
+        let map = self.map();
+        let owners = map.iter().map(|(volume, slot)| (volume.clone(), slot.hints().owners.clone()));
+        owners.filter(|(_, owners)| !owners.is_empty()).collect()
+    }
+
+    /// The slot of a volume that there is one of.
+    pub(super) fn known(&self, volume: &VolumeId) -> Option<Arc<Slot>> {
+        self.map().get(volume).cloned()
     }
 
     /// Forgets volumes that nobody uses and that have nothing to remember.

@@ -72,7 +72,7 @@ impl Core {
         });
         if let Ok(took) = &staged {
             if record.has_remote() {
-                slot.hints().remote = true;
+                slot.hints().owners = record.owners(&self.node);
                 self.changed.notify_one();
             }
             tracing::info!(

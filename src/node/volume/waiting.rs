@@ -13,9 +13,6 @@ use crate::store::{Event, Selector, Store, StoreError};
 /// after two minutes.
 pub(super) const GRANT_BOUND: Duration = Duration::from_secs(60);
 
-/// How soon the store is asked again that could not tell its news.
-pub(super) const ASK_AGAIN: Duration = Duration::from_secs(15);
-
 /// A volume's branches, as the store tells them.
 pub(in crate::node) struct BranchNews {
     known: BTreeMap<String, Branch>,
