@@ -40,7 +40,7 @@ fn wanted(name: &str, branches: u64, union: &str) -> Wanted {
     let count = branches.to_string();
     let parameters = parameters(&count, union);
     let parameters: Vec<(&str, &str)> = parameters.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-    Wanted::new(name, branches * BRANCH_MIB << 20, &parameters)
+    Wanted::new(name, (branches * BRANCH_MIB) << 20, &parameters)
 }
 
 fn milliseconds(since: Instant) -> f64 {

@@ -288,6 +288,37 @@ async fn volume_of_one_branch_elsewhere_is_exchanged_under_workloads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn volumes_that_are_more_than_their_owners_each_hear_of_their_own_branch() {
+    let mut rig = Rig::with(&[("far", "ext4", 400)]);
+    let mut all = Vec::new();
+    for number in 0..4 {
+        let vol = rig.volume_with(&[("far", 64, IMAGE)], &[]).await;
+        rig.grant(&vol, 1, 1).await;
+        rig.up(&vol).await;
+        fs::write(vol.target.join("file"), number.to_string()).expect("write");
+        run("sync", &["-f", vol.target.to_str().expect("utf-8")]);
+        all.push(vol);
+        // One alone is followed by itself, several by their owner, and the last comes when that is under way.
+        if number == 2 {
+            rig.heal();
+        }
+    }
+    for (number, vol) in all.iter().enumerate() {
+        rig.open(vol, 0, 2).await;
+        until("the new generation", async || (rig.snapshot(vol).await.heals == 1).then_some(())).await;
+        assert_eq!(fs::read_to_string(vol.target.join("file")).expect("read"), number.to_string());
+        for later in &all[number + 1..] {
+            assert_eq!(rig.snapshot(later).await.heals, 0, "another volume's news are not its own");
+        }
+    }
+    rig.stop_healing().await;
+    for vol in &all {
+        rig.down(vol).await;
+    }
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn volume_whose_owner_stays_away_is_unstaged_by_force_in_the_end() {
     let rig = Rig::with(&disks());
     let (vol, _) = spread(&rig, &[("branchTimeout", "1s")]).await;

@@ -239,7 +239,12 @@ impl Nvme {
     /// # Errors
     /// sysfs cannot be read.
     pub fn controller_devices(&self, controller: &Controller) -> Result<Vec<NvmeDevice>> {
+        // A link to where the connection's directory is.
         let at = self.files.sys.join("class/nvme").join(&controller.name);
+        let at = match std::fs::canonicalize(&at) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            real => real.map_err(failed("readlink", &at))?,
+        };
         let mut found = Vec::new();
         for name in self.names(&at)?.into_iter().filter(|n| n.starts_with("nvme")) {
             let ours = |found: &str| found == controller.nqn;

@@ -9,7 +9,9 @@ fn put(root: &Path, name: &str, value: &str) {
 }
 
 fn controller(root: &Path, name: &str, nqn: &str, transport: &str, state: &str) {
-    let at = format!("sys/class/nvme/{name}");
+    let at = format!("sys/devices/{name}");
+    std::fs::create_dir_all(root.join("sys/class/nvme")).unwrap();
+    std::os::unix::fs::symlink(root.join(&at), root.join("sys/class/nvme").join(name)).unwrap();
     put(root, &format!("{at}/transport"), &format!("{transport}\n"));
     put(root, &format!("{at}/subsysnqn"), &format!("{nqn}\n"));
     put(root, &format!("{at}/state"), &format!("{state}\n"));
@@ -112,9 +114,9 @@ fn a_connection_leads_to_its_device_and_no_other_subsystem_is_taken_for_its_own(
         put(root, &format!("sys/block/{name}/device/subsysnqn"), nqn);
         put(root, &format!("sys/block/{name}/hidden"), hidden);
     }
-    put(root, "sys/class/nvme/nvme4/nvme1c4n1/hidden", "1");
+    put(root, "sys/devices/nvme4/nvme1c4n1/hidden", "1");
     // A number that leads to another subsystem's device: the right one is looked for among all.
-    put(root, "sys/class/nvme/nvme5/nvme2c5n1/hidden", "1");
+    put(root, "sys/devices/nvme5/nvme2c5n1/hidden", "1");
     let nvme = Nvme::at(&Host::new(), KernelFiles::below(root));
     let of = |nqn: &str| {
         let controllers = nvme.controllers_of(nqn).unwrap();
