@@ -219,7 +219,7 @@ fn export_many(owner: &dyn Owner, source: impl Fn(&str) -> Source, given: &Given
     let mut number: u32 = given.text("from")?.parse()?;
     timed(given, |id| {
         let endpoint = owner.export(&id, &source(&format!("{directory}/{number}")))?;
-        owner.allow(&id, &peer, None)?;
+        owner.allow(&id, &peer, Right::Write, None)?;
         number += 1;
         Ok(writeln!(names, "{}", endpoint.name)?)
     })
