@@ -233,34 +233,6 @@ impl Nvme {
         self.devices_if(|found| found == nqn)
     }
 
-    /// The block devices of the subsystem that a connection is to, hidden ones too: as [`Nvme::subsystem_devices`], but without
-    /// looking at those of all others where the connection's directory leads to them.
-    ///
-    /// # Errors
-    /// sysfs cannot be read.
-    pub fn controller_devices(&self, controller: &Controller) -> Result<Vec<NvmeDevice>> {
-        // A link to where the connection's directory is.
-        let at = self.files.sys.join("class/nvme").join(&controller.name);
-        let at = match std::fs::canonicalize(&at) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            real => real.map_err(failed("readlink", &at))?,
-        };
-        let mut found = Vec::new();
-        for name in self.names(&at)?.into_iter().filter(|n| n.starts_with("nvme")) {
-            let ours = |found: &str| found == controller.nqn;
-            // What joins the paths to a device has the name of a path without the connection's number. A guess: its subsystem is
-            // read, as everyone's.
-            let joined = joined(&name).map(|joined| self.device(&joined, ours)).transpose()?.flatten();
-            found.extend(joined);
-            found.extend(self.device(&name, ours)?);
-        }
-        if found.iter().any(|device| !device.hidden) {
-            Ok(found)
-        } else {
-            self.subsystem_devices(&controller.nqn)
-        }
-    }
-
     fn devices_if(&self, wanted: impl Fn(&str) -> bool) -> Result<Vec<NvmeDevice>> {
         let block = self.files.sys.join("block");
         self.host.enter("read devices", &block)?;
@@ -373,13 +345,6 @@ fn parse_address(text: &str) -> Option<SocketAddr> {
     let part = |name: &str| text.split(',').find_map(|p| p.trim().strip_prefix(name));
     let address: IpAddr = part("traddr=")?.parse().ok()?;
     Some(SocketAddr::new(address, part("trsvcid=")?.parse().ok()?))
-}
-
-/// `nvme3c5n1`, a path, is one of those that `nvme3n1` joins.
-fn joined(path: &str) -> Option<String> {
-    let (subsystem, rest) = path.strip_prefix("nvme")?.split_once('c')?;
-    let (_, number) = rest.split_once('n')?;
-    Some(format!("nvme{subsystem}n{number}"))
 }
 
 /// `259:3`.

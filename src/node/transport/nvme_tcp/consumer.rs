@@ -55,11 +55,8 @@ impl NvmeConsumer {
         self.nvme.controllers_of(nqn).map_err(kernel("read the NVMe connections"))
     }
 
-    /// The devices of the subsystem that these connections are to.
-    fn devices(&self, controllers: &[Controller]) -> Result<Vec<NvmeDevice>, TransportError> {
-        // Those of one connection are those of all.
-        let Some(first) = controllers.first() else { return Ok(Vec::new()) };
-        let all = self.nvme.controller_devices(first).map_err(kernel("read the NVMe devices"))?;
+    fn devices(&self, nqn: &str) -> Result<Vec<NvmeDevice>, TransportError> {
+        let all = self.nvme.subsystem_devices(nqn).map_err(kernel("read the NVMe devices"))?;
         Ok(all.into_iter().filter(|d| !d.hidden).collect())
     }
 
@@ -114,7 +111,7 @@ impl NvmeConsumer {
             if controllers.iter().all(|c| c.state == ControllerState::Going) {
                 return Err(unreachable("it ended the connection"));
             }
-            let devices = self.devices(&controllers)?;
+            let devices = self.devices(&endpoint.name)?;
             if let Some(other) = devices.iter().find(|d| d.uuid != uuid).filter(|_| live) {
                 return Err(TransportError::Foreign {
                     endpoint: endpoint.address.to_string(),
@@ -329,7 +326,7 @@ impl Consumer for NvmeConsumer {
         let nqn = names::subsystem(id)?;
         let controllers = self.controllers(&nqn)?;
         let live = controllers.iter().any(|c| c.state == ControllerState::Live);
-        for device in self.devices(&controllers)? {
+        for device in self.devices(&nqn)? {
             if self.in_use(&device, live)? {
                 let device = device.path.display().to_string();
                 return Err(TransportError::InUse { branch: id.branch.clone(), device });

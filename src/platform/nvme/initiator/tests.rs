@@ -99,35 +99,22 @@ fn devices_are_found_by_their_subsystem_not_by_their_name() {
 }
 
 #[test]
-fn a_connection_leads_to_its_device_and_no_other_subsystem_is_taken_for_its_own() {
+fn of_one_subsystem_only_its_own_connections_are_told_and_of_all_each_device_with_its_subsystem() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     controller(root, "nvme4", "nqn.a", "tcp", "live");
     controller(root, "nvme5", "nqn.b", "tcp", "live");
-    for (name, nqn, hidden) in [
-        ("nvme1n1", "nqn.a", "0"),
-        ("nvme1c4n1", "nqn.a", "1"),
-        ("nvme2n1", "nqn.other", "0"),
-        ("nvme2c5n1", "nqn.b", "1"),
-        ("nvme7n1", "nqn.b", "0"),
-    ] {
+    controller(root, "nvme6", "nqn.a", "pcie", "live");
+    for (name, nqn) in [("nvme1n1", "nqn.a"), ("nvme2n1", "nqn.b")] {
         put(root, &format!("sys/block/{name}/device/subsysnqn"), nqn);
-        put(root, &format!("sys/block/{name}/hidden"), hidden);
     }
-    put(root, "sys/devices/nvme4/nvme1c4n1/hidden", "1");
-    // A number that leads to another subsystem's device: the right one is looked for among all.
-    put(root, "sys/devices/nvme5/nvme2c5n1/hidden", "1");
     let nvme = Nvme::at(&Host::new(), KernelFiles::below(root));
-    let of = |nqn: &str| {
-        let controllers = nvme.controllers_of(nqn).unwrap();
-        assert_eq!(controllers.len(), 1, "{controllers:?}");
-        let devices = nvme.controller_devices(&controllers[0]).unwrap();
-        devices.into_iter().filter(|d| !d.hidden).map(|d| d.name).collect::<Vec<_>>()
-    };
-    assert_eq!(of("nqn.a"), ["nvme1n1"]);
-    assert_eq!(of("nqn.b"), ["nvme7n1"]);
-    assert_eq!(nvme.controllers_of("nqn.c").unwrap(), []);
+    let names = |nqn: &str| nvme.controllers_of(nqn).unwrap().into_iter().map(|c| c.name).collect::<Vec<_>>();
+    assert_eq!(names("nqn.a"), ["nvme4"]);
+    assert_eq!(names("nqn.c"), Vec::<String>::new());
     assert_eq!(nvme.controller("nvme4").unwrap().unwrap().nqn, "nqn.a");
     assert_eq!(nvme.controller("nvme9").unwrap(), None);
-    assert_eq!(nvme.devices().unwrap().len(), 5);
+    let devices = nvme.devices().unwrap();
+    let all: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.nqn.as_str())).collect();
+    assert_eq!(all, [("nvme1n1", "nqn.a"), ("nvme2n1", "nqn.b")]);
 }
