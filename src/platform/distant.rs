@@ -6,10 +6,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::mpsc;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
-use super::mount::MountAttr;
+use super::mount::{self, MountAttr};
 use super::{Host, HostError, Result, failed};
 
 /// A filesystem as its superblock tells.
@@ -71,7 +72,7 @@ impl Host {
         })
     }
 
-    /// As [`Host::mount_filesystem`], within `bound`. What takes longer may still be mounted later.
+    /// As [`Host::mount_filesystem`], within `bound`. What takes longer is unmounted as soon as it is mounted.
     ///
     /// # Errors
     /// The errno of mount(2); [`HostError::Timeout`].
@@ -85,9 +86,87 @@ impl Host {
         data: &'static str,
     ) -> Result<()> {
         let (device, point) = (source.to_owned(), target.to_owned());
-        self.within("mount", target, bound, move |host| {
+        self.mount_within(bound, target, move |host| {
             host.mount_filesystem(&device, &point, fs_type, attr, data)
         })
+    }
+
+    /// As [`Host::mount_overlay`], within `bound`: layers of other machines may wait for these. What takes longer is unmounted
+    /// as soon as it is mounted.
+    ///
+    /// # Errors
+    /// The errno of mount(2); [`HostError::Timeout`].
+    pub fn mount_overlay_within(
+        &self,
+        bound: Duration,
+        layers: &[PathBuf],
+        target: &Path,
+        attr: MountAttr,
+    ) -> Result<()> {
+        let (layers, point) = (layers.to_vec(), target.to_owned());
+        self.mount_within(bound, target, move |host| host.mount_overlay(&layers, &point, attr))
+    }
+
+    /// As [`Host::bind`], within `bound`: the way to `source` may lead over a filesystem of another machine. Nothing is
+    /// mounted later than that.
+    ///
+    /// # Errors
+    /// The errno of the call that failed; [`HostError::Timeout`].
+    pub fn bind_within(&self, bound: Duration, source: &Path, target: &Path, attr: MountAttr) -> Result<()> {
+        self.enter("bind", target)?;
+        let from = source.to_owned();
+        // The copy is mounted nowhere: one that comes too late goes with its descriptor.
+        match self.within("bind", source, bound, move |_| mount::detached_clone(&from, attr)) {
+            Ok(tree) => mount::attach(&tree, target),
+            // Kernels before 5.12 bind and restrict in two steps.
+            Err(error) if error.errno() == Some(libc::ENOSYS) => self.bind(source, target, attr),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes out what the filesystem at `path` has not written yet (syncfs(2)), within `bound`.
+    ///
+    /// # Errors
+    /// The errno of open(2) or syncfs(2); [`HostError::Timeout`], also while an earlier attempt has not ended.
+    pub fn sync_within(&self, bound: Duration, path: &Path) -> Result<()> {
+        self.enter("syncfs", path)?;
+        let at = path.to_owned();
+        self.within("syncfs", path, bound, move |_| {
+            let opened = File::open(&at).map_err(failed("open", &at))?;
+            rustix::fs::syncfs(opened).map_err(failed("syncfs", &at))
+        })
+    }
+
+    /// Does `mount`, which mounts something at `target`, within `bound`; what it does later is undone.
+    fn mount_within(
+        &self,
+        bound: Duration,
+        target: &Path,
+        mount: impl FnOnce(&Self) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        /// What the one who waits and the one who mounts must agree on.
+        #[derive(Default)]
+        struct Agreed {
+            given_up: bool,
+            mounted: bool,
+        }
+        let agreed: Arc<Mutex<Agreed>> = Arc::default();
+        let (told, point) = (agreed.clone(), target.to_owned());
+        let outcome = self.within("mount", target, bound, move |host| {
+            mount(host)?;
+            let mut agreed = told.lock().unwrap_or_else(PoisonError::into_inner);
+            agreed.mounted = true;
+            if agreed.given_up {
+                host.unmount(&point, true)?;
+            }
+            Ok(())
+        });
+        if !matches!(outcome, Err(HostError::Timeout { .. })) {
+            return outcome;
+        }
+        let mut agreed = agreed.lock().unwrap_or_else(PoisonError::into_inner);
+        agreed.given_up = true;
+        if agreed.mounted { Ok(()) } else { outcome }
     }
 
     /// As [`Host::unmount`], within `bound`: the last unmount of a filesystem writes out what was not written yet. What takes

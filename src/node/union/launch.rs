@@ -33,6 +33,9 @@ const LOG_MAX: u64 = 1 << 20;
 /// Given to a process to end by itself before it is killed.
 const END_BOUND: Duration = Duration::from_secs(2);
 
+/// How long an unmount may take: files that are mapped are written through the process, which may wait for a branch.
+pub(super) const UNMOUNT_BOUND: Duration = Duration::from_secs(30);
+
 /// How long a mount may be busy before it is in use: a child of this program that is just being started has, for a
 /// moment, the descriptors by which mounts are asked how they are.
 const BUSY_BOUND: Duration = Duration::from_millis(250);
@@ -325,7 +328,7 @@ pub(super) fn dismantle(
 pub(super) fn unmount_all(host_: &Host, mount_point: &Path, lazy: bool) -> Result<(), UnionError> {
     let deadline = Instant::now() + BUSY_BOUND;
     while mounted_at(host_, mount_point)?.is_some() {
-        match host_.unmount(mount_point, lazy) {
+        match host_.unmount_within(UNMOUNT_BOUND, mount_point, lazy) {
             Err(error) if error.is_busy() && Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(10));
             }

@@ -5,14 +5,18 @@
 //! change while it is mounted, so it serves only volumes that nobody writes.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::launch::{host, remove_mount_point};
+use super::launch::{UNMOUNT_BOUND, host, remove_mount_point};
 use super::{UnionError, UnionSpec, UnionState};
 use crate::platform::Host;
 use crate::platform::mount::{MountAttr, MountEntry, MountTable};
 
 /// Most layers that are asked for; the kernel takes 500.
 const LAYERS_MAX: usize = 500;
+
+/// How long it may take to find the layers, some of which may lie on other nodes.
+const MOUNT_BOUND: Duration = Duration::from_secs(30);
 
 fn data(mount_point: &Path) -> PathBuf {
     mount_point.join("data")
@@ -43,7 +47,8 @@ pub(super) fn mount(host_: &Host, spec: &UnionSpec) -> Result<(u32, u32), UnionE
     host_.set_immutable(&target, true).map_err(host("protect the union's mount point"))?;
     let layers: Vec<PathBuf> = spec.branches.iter().map(|b| b.join("data")).collect();
     let attr = MountAttr { read_only: true, nosuid: true, nodev: true, ..MountAttr::default() };
-    let outcome = host_.mount_overlay(&layers, &target, attr).map_err(host("mount overlayfs"));
+    let outcome =
+        host_.mount_overlay_within(MOUNT_BOUND, &layers, &target, attr).map_err(host("mount overlayfs"));
     let device = outcome.and_then(|()| {
         mounted(host_, &spec.mount_point)?
             .map(|e| e.device)
@@ -68,7 +73,8 @@ pub(super) fn observe(mounts: &MountTable, mount_point: &Path) -> UnionState {
 /// Unmounts it and removes its directories.
 pub(super) fn unmount(host_: &Host, mount_point: &Path, force: bool) -> Result<(), UnionError> {
     while mounted(host_, mount_point)?.is_some() {
-        host_.unmount(&data(mount_point), force).map_err(host("unmount overlayfs"))?;
+        let unmounted = host_.unmount_within(UNMOUNT_BOUND, &data(mount_point), force);
+        unmounted.map_err(host("unmount overlayfs"))?;
     }
     remove_mount_point(host_, &data(mount_point))?;
     host_.remove_directory(mount_point).map_err(host("remove the union's mount point"))?;

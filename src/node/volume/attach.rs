@@ -34,8 +34,11 @@ const READ_BOUND: Duration = Duration::from_secs(10);
 /// How long a mount may take: it writes again what the log has, which is 256 MiB at most.
 const MOUNT_BOUND: Duration = Duration::from_secs(30);
 
-/// How long the last writes may take while a branch is let go: less than the kubelet's two minutes.
-const UNMOUNT_BOUND: Duration = Duration::from_secs(60);
+/// How long the last writes may take while a branch is let go: with the unmount, less than the kubelet's two minutes.
+const FLUSH_BOUND: Duration = Duration::from_secs(60);
+
+/// How long an unmount may take after that.
+pub(super) const UNMOUNT_BOUND: Duration = Duration::from_secs(30);
 
 /// How long an unmount may take of what has lost its device: nothing is written any more.
 const DEAD_UNMOUNT_BOUND: Duration = Duration::from_secs(5);
@@ -234,10 +237,7 @@ impl Core {
                     .map_err(host("mount its filesystem"))?;
             }
             BranchFormat::Directory => {
-                let (from, to) = (place.to_owned(), at.to_owned());
-                self.host
-                    .within("bind", at, READ_BOUND, move |host| host.bind(&from, &to, attr))
-                    .map_err(host("bind its directory"))?;
+                self.host.bind_within(READ_BOUND, place, at, attr).map_err(host("bind its directory"))?;
             }
         }
         self.check_data(branch, at).inspect_err(|_| {
@@ -347,10 +347,7 @@ impl Core {
             return Ok(());
         }
         self.host.ensure_directory(&lost, 0o700)?;
-        let (from, to) = (at.to_owned(), lost.clone());
-        self.host.within("bind", &lost, DEAD_UNMOUNT_BOUND, move |host| {
-            host.bind(&from, &to, MountAttr::default())
-        })
+        self.host.bind_within(DEAD_UNMOUNT_BOUND, at, &lost, MountAttr::default())
     }
 
     /// Takes away what was kept of lost branches.
@@ -395,6 +392,7 @@ impl Core {
     pub(super) fn let_go_remote(&self, record: &Record, branch: &StagedBranch) -> Result<(), VolumeError> {
         let volume = record.volume();
         let at = branch_mount(&self.records.directory(volume), branch.spec.index);
+        self.flush(record, branch, &at)?;
         for _ in 0..MAX_STACKED {
             let unmounted = self.host.unmount_within(UNMOUNT_BOUND, &at, false);
             if !unmounted.map_err(|e| VolumeError::host(volume, "unmount a branch of another node", e))? {
@@ -421,6 +419,27 @@ impl Core {
             self.links.forget(remote.transport);
         }
         self.branches.ensure_detached(&branch.spec.id, &at, false).map_err(|e| VolumeError::branch(volume, e))
+    }
+
+    /// Has what was written last taken by the branch's owner, while the branch is still mounted and so seen by whoever asks next:
+    /// an unmount that waits for the owner has left its place already, and looks as if it had succeeded.
+    fn flush(&self, record: &Record, branch: &StagedBranch, at: &Path) -> Result<(), VolumeError> {
+        let failed = |e| VolumeError::host(record.volume(), "look for a branch of another node", e);
+        if record.reader_only() || self.host.mounts().map_err(failed)?.at(at).is_none() {
+            return Ok(());
+        }
+        match self.host.sync_within(FLUSH_BOUND, at) {
+            Ok(()) => Ok(()),
+            Err(error @ HostError::Timeout { .. }) => Err(VolumeError::Busy {
+                volume: record.volume().clone(),
+                reason: format!("node {} has not taken what was written last: {error}", branch.spec.node),
+            }),
+            Err(error) => {
+                // Its device is gone, and with it what was not written: whoever wrote it was told.
+                tracing::warn!(branch.id = %branch.spec.id, %error, "what was written last to a branch is lost");
+                Ok(())
+            }
+        }
     }
 
     /// The branches of other nodes whose owners do not answer, and for how long.

@@ -37,6 +37,9 @@ pub(super) struct Took {
     pub(super) union: Duration,
 }
 
+/// How long the way to what is bound may take, where it leads over a branch of another node.
+const BIND_BOUND: Duration = Duration::from_secs(10);
+
 impl Core {
     /// Brings the volume to what its record says, and puts a new union under workloads where the old one is gone.
     pub(super) fn bring_up(&self, slot: &Slot, record: &mut Record) -> Result<Took, VolumeError> {
@@ -285,7 +288,7 @@ impl Core {
                         if record.kind == UnionKind::Block { place.file()? } else { place.directory()? };
                     let bound = self
                         .host
-                        .bind(source, &fd_path(&target), attr)
+                        .bind_within(BIND_BOUND, source, &fd_path(&target), attr)
                         .map_err(|e| VolumeError::host(volume, "bind the volume", e));
                     if bound.is_err()
                         && made
@@ -305,9 +308,7 @@ impl Core {
                 }
                 Found::Stale(_) => {
                     // It answers nobody any more, so there is nothing to be flushed.
-                    self.host
-                        .unmount(&place.handle(), true)
-                        .map_err(|e| VolumeError::host(volume, "remove a dead mount", e))?;
+                    self.unmount(volume, place, true)?;
                     view = self.view(record)?;
                 }
                 Found::Foreign(entry) => return Err(VolumeError::foreign(&place.real, entry)),

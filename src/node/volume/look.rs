@@ -16,7 +16,7 @@ use crate::domain::VolumeId;
 use crate::domain::split::BranchFormat;
 use crate::domain::union::UnionKind;
 use crate::node::union::UnionState;
-use crate::platform::HostError;
+use crate::platform::{Host, HostError};
 use crate::platform::process::ProcessId;
 
 /// Volumes looked at at the same time.
@@ -60,9 +60,11 @@ impl Core {
         if slot.hints().branches == branches {
             return;
         }
-        let marks = self.errors.iter().flat_map(|errors| branches.iter().map(move |path| (errors, path)));
-        for (errors, path) in marks {
-            if let Err(error) = self.host.watch_fs_errors(errors, path) {
+        for path in &branches {
+            let Some(errors) = self.errors.clone() else { break };
+            let point = path.clone();
+            let mark = move |host: &Host| host.watch_fs_errors(&errors, &point);
+            if let Err(error) = self.host.within("watching", path, ANSWER_TIMEOUT, mark) {
                 tracing::debug!(volume.id = %record.volume(), error = %error, "errors of a branch's filesystem are not told");
             }
         }

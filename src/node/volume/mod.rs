@@ -119,7 +119,7 @@ struct Core {
     places: Places,
     boot_id: String,
     /// Where filesystems tell of errors, if this kernel can.
-    errors: Option<FsErrors>,
+    errors: Option<Arc<FsErrors>>,
     slots: Slots,
     tally: Tally,
     /// Told when a process is to be watched or no longer.
@@ -143,7 +143,7 @@ impl Volumes {
         let records = Records::new(host.clone(), &settings.state_dir);
         host.ensure_directory(records.root(), 0o700)?;
         let boot_id = host.boot_id()?;
-        let errors = host.fs_errors();
+        let errors = host.fs_errors().map(Arc::new);
         let core = Core {
             keys: KeyFiles::new(&host, &settings.state_dir),
             errors,

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::attach::UNMOUNT_BOUND;
 use super::bring_up::anchor_path;
 use super::error::VolumeError;
 use super::parallel::parallel;
@@ -206,7 +207,8 @@ impl Core {
             return Err(VolumeError::Busy {
                 volume: record.volume().clone(),
                 reason: format!(
-                    "node {} has not answered for {} s, and what was written last to branch {} may not be on its disk; it                      is given up after {} s",
+                    "node {} has not answered for {} s, and what was written last to branch {} may not be on its disk; it \
+                     is given up after {} s",
                     node(*index),
                     time.as_secs(),
                     record.volume().branch(*index),
@@ -264,7 +266,7 @@ impl Core {
     pub(super) fn unmount(&self, volume: &VolumeId, place: &Place, lazy: bool) -> Result<(), VolumeError> {
         patiently(|| {
             self.host
-                .unmount(&place.handle(), lazy)
+                .unmount_within(UNMOUNT_BOUND, &place.handle(), lazy)
                 .map(|_| ())
                 .map_err(|e| VolumeError::host(volume, "unmount it", e))
         })
@@ -293,7 +295,7 @@ impl Core {
         for name in names.iter().filter(|n| n.to_str().is_some_and(|n| n.starts_with(UNION_PREFIX))) {
             let point = directory.join(name);
             for _ in 0..MAX_STACK {
-                if !self.host.unmount(&point, false).map_err(failed)? {
+                if !self.host.unmount_within(UNMOUNT_BOUND, &point, false).map_err(failed)? {
                     break;
                 }
             }
@@ -327,6 +329,15 @@ impl Core {
         let names =
             self.host.directory_names(&directory.join("branches")).map_err(failed)?.unwrap_or_default();
         let indexes: Vec<u32> = names.iter().filter_map(|n| n.to_str()?.parse().ok()).collect();
+        // Without a record it is not known which of them lie on other nodes and may wait for these.
+        let results = parallel(&indexes, PARALLEL_BRANCHES, |index| {
+            let at = branch_mount(&directory, *index);
+            patiently(|| {
+                let unmounted = self.host.unmount_within(UNMOUNT_BOUND, &at, false);
+                unmounted.map(drop).map_err(|e| VolumeError::host(volume, "unmount its branch", e))
+            })
+        });
+        results.into_iter().collect::<Result<(), _>>()?;
         self.let_go(volume, &indexes)?;
         self.records.remove(volume).map_err(|e| VolumeError::host(volume, "remove its state directory", e))
     }
