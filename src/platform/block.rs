@@ -101,6 +101,14 @@ impl Host {
         })
     }
 
+    /// For how long this machine has run since its boot (`CLOCK_MONOTONIC`): the same for every agent of this boot, and not
+    /// changed by whoever sets the clock.
+    #[must_use]
+    pub fn running_for(&self) -> Duration {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+    }
+
     /// Kernel release (`uname -r`), and its first two numbers.
     ///
     /// # Errors

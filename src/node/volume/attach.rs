@@ -4,7 +4,7 @@
 //! Whatever reaches such a branch may wait for its owner, and has a bound.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::error::VolumeError;
 use super::links::{LinkSeen, VolumeLinks};
@@ -13,7 +13,7 @@ use super::record::{Record, Remote, StagedBranch, branch_mount};
 use super::remote::{Aim, AttachError, Order, aim};
 use super::slot::{Hints, Slot};
 use super::{ANSWER_TIMEOUT, Core, DATA};
-use crate::domain::VolumeId;
+use crate::domain::{BranchId, VolumeId};
 use crate::domain::access::Generation;
 use crate::domain::policy::FsType;
 use crate::domain::split::BranchFormat;
@@ -448,16 +448,44 @@ impl Core {
             self.links.forget(branch.transport);
         }
         let links = self.links_of(record);
-        let now = Instant::now();
+        let now = self.host.running_for();
         let mut silent = Vec::new();
         for branch in &record.branches {
             let Some(remote) = &branch.remote else { continue };
             if links.seen(&branch.spec.id, remote) == LinkSeen::Connecting {
                 let since = *slot.hints().hung_branches.entry(branch.spec.index).or_insert(now);
-                silent.push((branch.spec.index, now.duration_since(since)));
+                silent.push((branch.spec.index, now.saturating_sub(since)));
+            } else {
+                slot.hints().hung_branches.remove(&branch.spec.index);
             }
         }
         silent
+    }
+
+    /// Whether the owner of some branch does not answer; as fresh as whoever asked last.
+    pub(super) fn is_silent(&self, record: &Record) -> bool {
+        let links = self.links_of(record);
+        let connecting = |(id, remote): (&BranchId, &Remote)| links.seen(id, remote) == LinkSeen::Connecting;
+        let mut remote = record.branches.iter().filter_map(|b| Some((&b.spec.id, b.remote.as_ref()?)));
+        remote.any(connecting)
+    }
+
+    /// Writes down since when branches have not answered, where that changed: who is started next counts on.
+    pub(super) fn note_silence(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
+        let since = slot.hints().hung_branches.clone();
+        let mut changed = false;
+        for branch in &mut record.branches {
+            let known = since.get(&branch.spec.index).map(Duration::as_secs);
+            changed |= branch.silent_since != known;
+            branch.silent_since = known;
+        }
+        if changed { self.save(record) } else { Ok(()) }
+    }
+
+    /// Takes up what an earlier agent of this boot counted.
+    pub(super) fn recall_silence(&self, slot: &Slot, record: &Record) {
+        let known = record.branches.iter().filter_map(|b| Some((b.spec.index, b.silent_since?)));
+        slot.hints().hung_branches = known.map(|(index, s)| (index, Duration::from_secs(s))).collect();
     }
 }
 

@@ -77,7 +77,11 @@ impl Core {
         let Ok(_guard) = slot.lock.try_lock() else { return Ok(false) };
         let record =
             self.records.load(volume).map_err(|e| VolumeError::host(volume, "read its record", e))?;
-        let Some(record) = record.filter(|r| r.phase == Phase::Staged) else { return Ok(false) };
+        let Some(record) = record else { return Ok(false) };
+        if record.phase != Phase::Staged {
+            // What holds up its end is given up in time, also when nobody asks for it any more.
+            return Ok(record.boot_id == self.boot_id && self.is_silent(&record));
+        }
         slot.hints().owners = record.owners(&self.node);
         let branches = self.look_at_branches(&slot, &record, view);
         let union = match record.kind {
@@ -157,7 +161,7 @@ impl Core {
         view: &View,
     ) -> Vec<(u32, BranchSeen)> {
         let directory = self.records.directory(record.volume());
-        let now = Instant::now();
+        let now = self.host.running_for();
         let links = self.links_of(record);
         record
             .serving()
@@ -172,7 +176,7 @@ impl Core {
                     }
                 });
                 let mut hints = slot.hints();
-                let mut since = || now.duration_since(*hints.hung_branches.entry(index).or_insert(now));
+                let mut since = || now.saturating_sub(*hints.hung_branches.entry(index).or_insert(now));
                 match seen {
                     BranchSeen::Silent(_) => (index, BranchSeen::Silent(since())),
                     BranchSeen::Away(node, _) => (index, BranchSeen::Away(node, since())),

@@ -67,6 +67,10 @@ pub(super) struct StagedBranch {
     /// Where it is reached, for a branch on another node; written before it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) remote: Option<Remote>,
+    /// Since when it has not answered, in seconds that this machine had run in the record's boot: an agent that is started
+    /// meanwhile goes on counting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) silent_since: Option<u64>,
 }
 
 /// An export of another node.
@@ -147,7 +151,7 @@ impl Record {
             branches: plan
                 .branches
                 .into_iter()
-                .map(|spec| StagedBranch { spec, backing: None, device: None, remote: None })
+                .map(|spec| StagedBranch { spec, backing: None, device: None, remote: None, silent_since: None })
                 .collect(),
             options: plan.options,
             on_branch_loss: plan.on_branch_loss,

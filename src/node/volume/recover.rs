@@ -52,6 +52,12 @@ impl Core {
             return self.clear(volume);
         };
         if record.boot_id == self.boot_id {
+            self.recall_silence(slot, &record);
+            if record.phase == Phase::Staging {
+                // Nobody may ask for it again, and until somebody did, what it attached of other nodes would stay.
+                let mut record = record;
+                return self.take_back(slot, &mut record);
+            }
             return match self.heal(slot, volume, Some(view)) {
                 Outcome::Troubled { reason, .. } => {
                     Err(VolumeError::Incomplete { volume: volume.clone(), reason })

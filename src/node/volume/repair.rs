@@ -68,7 +68,7 @@ impl Core {
             Err(error) => return self.troubled(slot, volume, &error.to_string()),
         };
         if record.phase != Phase::Staged {
-            return Outcome::Fine;
+            return self.heal_unfinished(slot, &mut record);
         }
         let looked = match view {
             Some(view) => self.look(slot, &record, view),
@@ -78,6 +78,9 @@ impl Core {
             Ok(seen) => seen,
             Err(error) => return self.troubled(slot, volume, &error.to_string()),
         };
+        if let Err(error) = self.note_silence(slot, &mut record) {
+            tracing::warn!(volume.id = %volume, error = %error, "since when its branches do not answer is not written down");
+        }
         let now = Instant::now();
         let action = decide(facts(&record), &seen);
         if matches!(action, Action::Nothing) {
@@ -143,6 +146,19 @@ impl Core {
                 Tally::count(&self.tally.failures);
                 self.troubled(slot, volume, &error.to_string())
             }
+        }
+    }
+
+    /// A volume that is neither staged nor gone is its caller's to finish. Only what waits for a node that does not answer is
+    /// ended in time here, so that nothing waits for ever when nobody calls again.
+    fn heal_unfinished(&self, slot: &Slot, record: &mut Record) -> Outcome {
+        if record.boot_id != self.boot_id || !record.has_remote() {
+            return Outcome::Fine;
+        }
+        let given_up = self.give_up_silent(slot, record);
+        match self.note_silence(slot, record).and(given_up) {
+            Ok(()) => Outcome::Fine,
+            Err(error) => Outcome::Troubled { reason: error.to_string(), pause: REPORT_PAUSE },
         }
     }
 

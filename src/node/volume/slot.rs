@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::remote::Order;
 use crate::domain::{NodeName, VolumeId};
@@ -36,8 +36,8 @@ pub(super) struct Hints {
     pub(super) hung: Option<(Instant, u32)>,
     /// The `data` directories of the branches that its MergerFS runs over.
     pub(super) branches: Vec<PathBuf>,
-    /// Since when branches have not answered, by number.
-    pub(super) hung_branches: BTreeMap<u32, Instant>,
+    /// Since when branches have not answered, by number, in the time that this machine has run.
+    pub(super) hung_branches: BTreeMap<u32, Duration>,
     /// The other nodes that branches of it lie on, so that the store's news of them matter.
     pub(super) owners: BTreeSet<NodeName>,
     /// How often the store told of its branches.

@@ -140,6 +140,7 @@ impl Core {
             record.publishes.retain(|p| p.at_boot);
             for branch in &mut record.branches {
                 branch.device = None;
+                branch.silent_since = None;
             }
         }
         record
@@ -168,7 +169,9 @@ impl Core {
 
     /// Takes back everything that staging made, in the reverse order, by real unmounts only.
     pub(super) fn take_back(&self, slot: &Slot, record: &mut Record) -> Result<(), VolumeError> {
-        self.give_up_silent(slot, record)?;
+        let answer = self.give_up_silent(slot, record);
+        self.note_silence(slot, record)?;
+        answer?;
         if record.phase != Phase::Unstaging {
             record.phase = Phase::Unstaging;
             self.save(record)?;
@@ -192,7 +195,7 @@ impl Core {
 
     /// What was written last may not have reached a branch whose owner does not answer: that is waited for as long as
     /// `branchTimeout` says, and given up then. Staging that did not succeed has written nothing.
-    fn give_up_silent(&self, slot: &Slot, record: &Record) -> Result<(), VolumeError> {
+    pub(super) fn give_up_silent(&self, slot: &Slot, record: &Record) -> Result<(), VolumeError> {
         let silent = self.silent(slot, record);
         if silent.is_empty() {
             return Ok(());
