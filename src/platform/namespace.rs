@@ -63,7 +63,18 @@ impl Host {
     pub fn swap_mounts_of(&self, dead: &MountEntry, living: &Path) -> Result<SwapReport> {
         let replacement = Replacement::open(&self.mounts()?, dead.device, living)?;
         let (fs_type, source) = (dead.fs_type.clone(), dead.source.clone());
-        self.swap(Replacement { fs_type, source, ..replacement }, living)
+        let dead = Dead::Filesystem { device: dead.device, fs_type, source };
+        self.swap(Replacement { dead, ..replacement }, living)
+    }
+
+    /// Replaces every mount of the device node that is mounted at `dead_at`, in this namespace and in every other one that has
+    /// a process, by the node `living`. The node is known by its inode: names and numbers of devices are used again. What has
+    /// the old device open keeps it.
+    ///
+    /// # Errors
+    /// As [`Host::swap_mounts`]; also where either is not the node of a block device, or both are the same.
+    pub fn swap_device_nodes(&self, dead_at: &Path, living: &Path) -> Result<SwapReport> {
+        self.swap(Replacement::open_node(dead_at, living)?, living)
     }
 
     fn swap(&self, replacement: Replacement, living: &Path) -> Result<SwapReport> {
@@ -80,11 +91,34 @@ impl Host {
     }
 }
 
+/// What is to be replaced.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Dead {
+    /// All mounts of a filesystem.
+    Filesystem { device: (u32, u32), fs_type: String, source: String },
+    /// All mounts of one node of a filesystem of nodes.
+    Node { device: (u32, u32), inode: u64 },
+}
+
+impl Dead {
+    /// Whether it is what the current namespace has mounted there.
+    fn is(&self, entry: &MountEntry) -> bool {
+        match self {
+            Self::Filesystem { device, fs_type, source } => {
+                entry.device == *device && entry.fs_type == *fs_type && entry.source == *source
+            }
+            Self::Node { device, inode } => {
+                entry.device == *device
+                    && entry.root != Path::new("/")
+                    && node_at(&entry.mount_point).is_ok_and(|(_, found)| found == *inode)
+            }
+        }
+    }
+}
+
 /// What replaces what, and all that is needed to find the way home.
 struct Replacement {
-    dead: (u32, u32),
-    fs_type: String,
-    source: String,
+    dead: Dead,
     living: OwnedFd,
     home: OwnedFd,
     proc: OwnedFd,
@@ -103,14 +137,29 @@ impl Replacement {
         if entry.device == dead {
             return Err(wrong("it is the dead mount itself"));
         }
+        let (fs_type, source) = (entry.fs_type.clone(), entry.source.clone());
+        Self::of(Dead::Filesystem { device: dead, fs_type, source }, living, OFlags::DIRECTORY)
+    }
+
+    fn open_node(dead_at: &Path, living: &Path) -> Result<Self> {
+        let (dead, known) = (node_at(dead_at)?, node_at(living)?);
+        if dead == known {
+            return Err(HostError::Unexpected {
+                subject: living.display().to_string(),
+                reason: "it is the dead device itself".to_owned(),
+            });
+        }
+        let (device, inode) = dead;
+        Self::of(Dead::Node { device, inode }, living, OFlags::NOFOLLOW)
+    }
+
+    fn of(dead: Dead, living: &Path, how: OFlags) -> Result<Self> {
         let path_only = OFlags::PATH | OFlags::CLOEXEC;
         let open =
             |path: &Path, flags| rustix::fs::open(path, flags, Mode::empty()).map_err(failed("open", path));
         Ok(Self {
             dead,
-            fs_type: entry.fs_type.clone(),
-            source: entry.source.clone(),
-            living: open(living, path_only | OFlags::DIRECTORY)?,
+            living: open(living, path_only | how)?,
             home: open(Path::new("/proc/self/ns/mnt"), OFlags::RDONLY | OFlags::CLOEXEC)?,
             proc: open(Path::new("/proc"), path_only | OFlags::DIRECTORY)?,
         })
@@ -135,9 +184,7 @@ impl Replacement {
     fn within(&self, namespace: &OwnedFd, report: &mut SwapReport) -> Result<()> {
         enter(namespace)?;
         let table = self.table()?;
-        let plan = plan(&table, |entry| {
-            entry.device == self.dead && entry.fs_type == self.fs_type && entry.source == self.source
-        });
+        let plan = plan(&table, |entry| self.dead.is(entry));
         report.hidden += plan.hidden;
         if plan.steps.is_empty() {
             return Ok(());
@@ -186,6 +233,9 @@ impl Replacement {
     /// A detached copy of what is to be where the dead `entry` is. Its root was chosen by a user (a subPath), who may
     /// since have put a symlink in its place.
     fn copy_for(&self, entry: &MountEntry) -> Result<OwnedFd> {
+        if matches!(self.dead, Dead::Node { .. }) {
+            return detached_clone_of(&self.living, MountAttr::of(&entry.options));
+        }
         let below = entry.root.strip_prefix("/").unwrap_or(&entry.root);
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
@@ -194,6 +244,18 @@ impl Replacement {
             .map_err(failed("openat2", &entry.root))?;
         detached_clone_of(&source, MountAttr::of(&entry.options))
     }
+}
+
+/// Filesystem and inode of the node of a block device. Does not open the device.
+fn node_at(path: &Path) -> Result<((u32, u32), u64)> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(CWD, path, flags, StatxFlags::TYPE | StatxFlags::INO)
+        .map_err(failed("statx", path))?;
+    if FileType::from_raw_mode(found.stx_mode.into()) != FileType::BlockDevice {
+        let (subject, reason) = (path.display().to_string(), "it is not a block device".to_owned());
+        return Err(HostError::Unexpected { subject, reason });
+    }
+    Ok(((found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
 }
 
 fn enter(namespace: &OwnedFd) -> Result<()> {

@@ -63,7 +63,7 @@ impl Unions {
     /// See [`UnionError`]; the old union then stays the one on record.
     pub fn replace(&self, spec: &UnionSpec) -> Result<UnionState, UnionError> {
         let Some(old) = self.records.load(&spec.volume)? else { return self.ensure(spec) };
-        if old.spec.mount_point == spec.mount_point || spec.kind == UnionKind::Overlay {
+        if old.spec.mount_point == spec.mount_point {
             return self.ensure(spec);
         }
         let mut retired = old.retired.clone();
@@ -352,6 +352,9 @@ impl Unions {
     }
 
     fn dismantle_retired(&self, record: &Record, old: &Retired) -> Result<(), UnionError> {
+        if record.spec.kind == UnionKind::Overlay {
+            return overlay::unmount(&self.host, &old.mount_point, true);
+        }
         // The living union may be mounted in its place, with a number that the old one had once.
         let device = old.device.filter(|d| record.device != Some(*d));
         launch::dismantle(&self.host, &old.mount_point, old.process.as_ref(), device)?;

@@ -17,7 +17,8 @@ use crate::domain::union::UnionKind;
 use crate::node::union::UnionState;
 use crate::platform::Host;
 use crate::platform::file::fd_path;
-use crate::platform::mount::MountAttr;
+use crate::platform::mount::{MountAttr, MountEntry};
+use crate::platform::namespace::SwapReport;
 
 /// A stack of more dead mounts than this at one place is not of our making.
 const MAX_STACK: usize = 16;
@@ -108,8 +109,15 @@ impl Core {
         let volume = record.volume().clone();
         let directory = self.records.directory(&volume);
         let failed = |e| VolumeError::union(&volume, e);
+        let outdated = record.kind == UnionKind::Overlay && !self.overlay_is_current(record)?;
         let state = match self.unions.observe(&volume).map_err(failed)? {
-            running @ UnionState::Running { .. } => running,
+            running @ UnionState::Running { .. } if !outdated => running,
+            UnionState::Running { .. } => {
+                // Its number was raised when a layer of it was lost.
+                let spec = record.union_spec(&directory);
+                self.make_mount_point(record, &spec.mount_point)?;
+                self.unions.replace(&spec).map_err(failed)?
+            }
             UnionState::Hung { process, .. } => {
                 return Err(VolumeError::Union {
                     volume,
@@ -156,9 +164,25 @@ impl Core {
         let before = record.origin.replace(now.clone());
         let living = living(record, &directory);
         let mut swapped = None;
+        match (record.kind, before.as_ref()) {
+            // Numbers of overlays are used again: only the one that is still mounted at its place is known to be the old one.
+            (UnionKind::Overlay, Some(before)) if before.device != now.device => {
+                let is_old = |e: &&MountEntry| {
+                    e.device == before.device && e.fs_type == "overlay" && e.mount_point.starts_with(&directory)
+                };
+                if let Some(old) = view.table().entries.iter().find(is_old) {
+                    let swap = self.host.swap_mounts_of(old, &living).map_err(|e| {
+                        VolumeError::host(record.volume(), "put the new overlay under running workloads", e)
+                    })?;
+                    swapped = Some(swap);
+                }
+            }
+            (UnionKind::Block, Some(_)) => swapped = self.swap_device(record, &now, &view)?,
+            _ => {}
+        }
         if let Some(before) = &before
             && before.device != now.device
-            && matches!(record.kind, UnionKind::Overlay | UnionKind::Mergerfs)
+            && record.kind == UnionKind::Mergerfs
         {
             if !record.left_out.is_empty() && !record.reader_only() {
                 // Its filesystem may be read-only for as long as it is not complete; the mounts of the workloads, which
@@ -197,6 +221,39 @@ impl Core {
             self.save(record)?;
         }
         Ok((now, view))
+    }
+
+    /// Puts the node of the device that the volume has now where the node of one that is gone is still mounted. What has the old
+    /// one open keeps it and gets errors; whoever opens it again has the new one.
+    fn swap_device(
+        &self,
+        record: &Record,
+        now: &Origin,
+        view: &View,
+    ) -> Result<Option<SwapReport>, VolumeError> {
+        let failed = |e| VolumeError::host(record.volume(), "put the new device under running workloads", e);
+        let Some(device) = record.branches.first().and_then(|b| b.device.as_deref()) else { return Ok(None) };
+        let mut swapped: Option<SwapReport> = None;
+        let targets = record.publishes.iter().map(|p| p.target.clone());
+        for path in std::iter::once(anchor_path(record)).chain(targets) {
+            let Some(place) = self.places.open(&path, false)? else { continue };
+            let gone = |entry: &&MountEntry| entry.device == now.device && entry.root != now.root;
+            if view.at(&place.real).filter(gone).is_none() {
+                continue;
+            }
+            let swap = self.host.swap_device_nodes(&place.real, device).map_err(failed)?;
+            let sum = swapped.get_or_insert_default();
+            sum.namespaces = sum.namespaces.max(swap.namespaces);
+            sum.swapped += swap.swapped;
+            sum.failed += swap.failed;
+        }
+        Ok(swapped)
+    }
+
+    /// Whether the overlay of the record's number is mounted: one of an earlier number has a layer that was lost.
+    pub(super) fn overlay_is_current(&self, record: &Record) -> Result<bool, VolumeError> {
+        let directory = self.records.directory(record.volume());
+        Ok(self.view(record)?.origin(record, &directory).is_some())
     }
 
     /// Binds the volume at its staging path.

@@ -123,11 +123,12 @@ impl Core {
         let (union, process) = match record.kind {
             UnionKind::Bind | UnionKind::Block => (UnionSeen::Unneeded, None),
             UnionKind::Overlay | UnionKind::Mergerfs => {
-                match self
-                    .unions
-                    .observe_in(volume, view.table())
-                    .map_err(|e| VolumeError::union(volume, e))?
-                {
+                // An overlay of an earlier number stands over a layer that was lost.
+                let outdated = record.kind == UnionKind::Overlay
+                    && view.origin(record, &self.records.directory(volume)).is_none();
+                let observed = self.unions.observe_in(volume, view.table());
+                match observed.map_err(|e| VolumeError::union(volume, e))? {
+                    UnionState::Running { .. } if outdated => (UnionSeen::Gone, None),
                     UnionState::Running { process, .. } => {
                         if record.kind == UnionKind::Mergerfs {
                             self.note_branches(slot, record);

@@ -201,6 +201,7 @@ impl Core {
                         tracing::error!(volume.id = %record.volume(), branch.index = index, reason = %reason, "branch lost: its union is taken down");
                     }
                 }
+                self.retire_overlay(record)?;
                 self.take_down(slot, record, process, &lost)?;
                 self.release(record, &lost);
                 self.rebuild(slot, record)
@@ -214,6 +215,16 @@ impl Core {
                 Ok(())
             }
         }
+    }
+
+    /// Notes, before a layer of the overlay goes, that another is to be put in its place: nobody sees of an overlay itself whether
+    /// its layers live. The old one stays under workloads until then, and gives errors for what it lost.
+    fn retire_overlay(&self, record: &mut Record) -> Result<(), VolumeError> {
+        if record.kind == UnionKind::Overlay && self.overlay_is_current(record)? {
+            record.generation += 1;
+            self.save(record)?;
+        }
+        Ok(())
     }
 
     /// Brings the volume up with all branches, or, where its class says so, knowingly without those that are lost.

@@ -96,9 +96,13 @@ impl View {
         let is = |origin: Option<&Origin>| {
             origin.is_some_and(|o| o.device == entry.device && o.root == entry.root)
         };
+        // The node of a device that is gone: another device may have the name by now, with a node of its own.
+        let is_removed = |origin: Option<&Origin>| {
+            origin.is_some_and(|o| o.device == entry.device) && is_removed(&entry.root)
+        };
         if is(now) {
             Found::Ours(entry)
-        } else if is(before) || is_union_of(entry, volume) {
+        } else if is(before) || is_removed(now) || is_removed(before) || is_union_of(entry, volume) {
             Found::Stale(entry)
         } else {
             Found::Foreign(entry)
@@ -115,6 +119,11 @@ impl View {
             .filter(|point| !point.starts_with(except) && !known.contains(point))
             .collect()
     }
+}
+
+/// True where what was mounted has lost its name since then, as `/proc/self/mountinfo` shows it.
+fn is_removed(root: &Path) -> bool {
+    root.as_os_str().as_encoded_bytes().ends_with(b"//deleted")
 }
 
 /// True for a mount of the volume's MergerFS, whatever became of its process.
@@ -167,6 +176,23 @@ mod tests {
         assert!(matches!(find("/a", None, None), Found::Stale(_)), "its fsname tells that it was ours");
         assert!(matches!(find("/b", Some(&one), None), Found::Foreign(_)));
         assert_eq!(find("/c", Some(&one), None), Found::Nothing);
+    }
+
+    #[test]
+    fn the_node_of_a_device_that_is_gone_is_stale_whatever_has_its_name_now() {
+        let volume: VolumeId = "vol-1".parse().unwrap();
+        let node = |id, root: &str, point: &str| MountEntry {
+            root: root.into(),
+            fs_type: "devtmpfs".to_owned(),
+            source: "udev".to_owned(),
+            ..entry(id, 0, 5, point)
+        };
+        let view = view(vec![node(1, "/nvme0n1//deleted", "/a"), node(2, "/nvme0n1", "/b"), node(3, "/sda", "/c")]);
+        let now = Origin { device: (0, 5), root: "/nvme0n1".into() };
+        let find = |path: &'static str| view.find(Path::new(path), &volume, Some(&now), None);
+        assert!(matches!(find("/a"), Found::Stale(_)));
+        assert!(matches!(find("/b"), Found::Ours(_)));
+        assert!(matches!(find("/c"), Found::Foreign(_)));
     }
 
     #[test]
