@@ -6,6 +6,7 @@ use super::output::{Look, Out};
 use super::{CliError, DONE, FAILED, Format, status, volumes};
 use crate::domain::pool::{PoolState, PoolView};
 use crate::http::api::{HealthState, Status, VolumeView};
+use crate::node::volume::{LinkState, RemoteBranch};
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  \
@@ -68,6 +69,11 @@ fn findings(volume: &VolumeView, pools: &[PoolView], status: &Status) -> Vec<Str
             let left = draw::size(crate::domain::Bytes::new(space.available));
             found.push(format!("the volume is nearly full: {left} left"));
         }
+        for branch in &local.branches {
+            if let Some(remote) = branch.remote.as_ref().filter(|r| r.link != LinkState::Live) {
+                found.push(format!("branch {} lies on node {}", branch.id, reached(remote)));
+            }
+        }
         let attached = local.branches.len();
         if attached < volume.branches.len() {
             found.push(format!("{attached} of {} branches are attached here", volume.branches.len()));
@@ -81,6 +87,16 @@ fn findings(volume: &VolumeView, pools: &[PoolView], status: &Status) -> Vec<Str
 #[cfg(test)]
 pub(super) fn screen(look: Look, volume: &VolumeView, pools: &[PoolView], status: &Status) -> String {
     text(look, volume, pools, &findings(volume, pools, status))
+}
+
+/// How a branch of another node is reached, and how that stands.
+fn reached(remote: &RemoteBranch) -> String {
+    let by = match (remote.transport, remote.generation) {
+        (Some(transport), Some(generation)) => format!(" by {transport}, generation {generation}"),
+        _ => String::new(),
+    };
+    let since = remote.since.map_or_else(String::new, |since| format!(" since {since}"));
+    format!("{}{by}: {}{since}", remote.node, remote.link.words())
 }
 
 /// The screen: pod, mount, process, branches, disks.
@@ -134,6 +150,9 @@ fn text(look: Look, volume: &VolumeView, pools: &[PoolView], findings: &[String]
                     soft("from"),
                     branch.backing.display()
                 ));
+                if let Some(remote) = &branch.remote {
+                    out.push_str(&format!("{} {}\n", soft("  node  "), reached(remote)));
+                }
             }
             out.push('\n');
         }

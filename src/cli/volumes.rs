@@ -5,6 +5,7 @@ use super::draw::{self, Cell, Tone};
 use super::output::{Look, Out};
 use super::{CliError, DONE, Format, status};
 use crate::http::api::VolumeView;
+use crate::node::volume::LinkState;
 use crate::store::object::BranchPhase;
 
 #[derive(Debug, clap::Args)]
@@ -66,10 +67,13 @@ pub(super) fn branch_table(look: Look, volume: &VolumeView) -> String {
         Cell::left("FORMAT"),
         Cell::left("STATE"),
     ];
+    let links: Vec<_> = volume.local.iter().flat_map(|local| &local.branches).collect();
     let rows: Vec<Vec<Cell>> = volume
         .branches
         .iter()
         .map(|branch| {
+            let link = links.iter().find(|l| l.id == branch.id).and_then(|l| l.remote.as_ref());
+            let away = link.filter(|l| l.link != LinkState::Live).map(|l| format!(", {}", l.link.words()));
             let (word, tone) = match branch.phase {
                 BranchPhase::Bound => ("bound", Tone::Good),
                 BranchPhase::Pending => ("pending", Tone::Wait),
@@ -79,6 +83,8 @@ pub(super) fn branch_table(look: Look, volume: &VolumeView) -> String {
             };
             let state =
                 if branch.reason.is_empty() { word.to_owned() } else { format!("{word}: {}", branch.reason) };
+            let tone = if away.is_some() { Tone::Bad } else { tone };
+            let state = state + &away.unwrap_or_default();
             let format = format!("{:?}", branch.format).to_lowercase();
             vec![
                 Cell::left(branch.index.to_string()),

@@ -145,9 +145,28 @@ impl VolumeId {
     }
 }
 
+impl BranchId {
+    /// The volume that it is a branch of; `None` for a name that no volume gives its branches.
+    #[must_use]
+    pub fn volume(&self) -> Option<VolumeId> {
+        let (volume, index) = self.0.rsplit_once('-')?;
+        let (volume, index): (VolumeId, u32) = (volume.parse().ok()?, index.parse().ok()?);
+        (volume.branch(index) == *self).then_some(volume)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_branch_tells_its_volume_and_other_names_none() {
+        let volume: VolumeId = "pvc-1-2".parse().unwrap();
+        assert_eq!(volume.branch(3).volume(), Some(volume));
+        for other in ["pvc", "pvc-x", "pvc-03", "pvc-99999999999"] {
+            assert_eq!(other.parse::<BranchId>().unwrap().volume(), None, "{other}");
+        }
+    }
 
     #[test]
     fn plain_names_are_kept_and_others_become_a_digest() {

@@ -21,7 +21,7 @@ use crate::domain::volume::{AccessMode, VolumeMode};
 use crate::domain::{Bytes, VolumeId};
 use crate::node::transport::Carried;
 use crate::node::union::UnionAbilities;
-use crate::node::volume::{AttachedBranch, Health, Usage, VolumeSnapshot};
+use crate::node::volume::{AttachedBranch, Health, LinkState, RemoteBranch, Usage, VolumeSnapshot};
 use crate::store::object::{
     Branch, BranchPhase, BranchSpec, BranchStatus, Meta, Object, StorageNode, StorageNodeSpec,
     StorageNodeStatus, Version, VolumeSplit, VolumeSplitSpec, VolumeSplitStatus,
@@ -219,6 +219,13 @@ fn local(id: &str, union: UnionKind) -> VolumeSnapshot {
         device: None,
         space: Some(Usage { total: total / 2, used: total / 4, available: total / 4 }),
         size: Bytes::new(total / 2),
+        remote: (merged && index == 1).then(|| RemoteBranch {
+            node: "attic".parse().unwrap(),
+            transport: Some(Transport::NvmeTcp),
+            generation: Some(3),
+            link: LinkState::Away,
+            since: Some(jiff::Timestamp::from_second(1_700_000_000).unwrap()),
+        }),
     };
     VolumeSnapshot {
         volume: id.parse().unwrap(),

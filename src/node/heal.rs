@@ -47,6 +47,9 @@ const LOOK_SHARE: Duration = Duration::from_millis(150);
 /// How soon a volume is looked at again that someone else was busy with.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
+/// How often attachments are looked for that no volume needs; the first time at once.
+const SWEEP_EVERY: Duration = Duration::from_secs(600);
+
 /// Repairs at the same time. Each starts a process and enters other mount namespaces, which takes some tens of
 /// milliseconds of one core.
 const PARALLEL_REPAIRS: usize = 16;
@@ -73,6 +76,8 @@ pub struct Healer {
     known: BTreeSet<VolumeId>,
     /// Volumes that came since what is followed was first read; true for those whose branches' news matter.
     catches: JoinSet<(VolumeId, bool)>,
+    /// A look for attachments that nobody needs, at most one.
+    sweeps: JoinSet<()>,
 }
 
 /// The end of watching a process.
@@ -101,6 +106,7 @@ impl Healer {
             follows: JoinSet::new(),
             known: BTreeSet::new(),
             catches: JoinSet::new(),
+            sweeps: JoinSet::new(),
         }
     }
 
@@ -108,6 +114,7 @@ impl Healer {
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut next_look = Instant::now() + LOOK_EVERY;
         let mut next_glance = Instant::now();
+        let mut next_sweep = Instant::now();
         let errors = self.volumes.fs_errors().and_then(waitable);
         let (mut last_look, mut look_again) = (Instant::now(), false);
         self.watch();
@@ -126,6 +133,14 @@ impl Healer {
                     Err(error) => tracing::error!(error = %error, "a repair ended early"),
                 },
                 () = volumes.changed() => self.watch(),
+                () = tokio::time::sleep_until(next_sweep), if self.sweeps.is_empty() => {
+                    let volumes = self.volumes.clone();
+                    self.sweeps.spawn(async move { volumes.sweep().await });
+                    next_sweep = Instant::now() + SWEEP_EVERY;
+                }
+                Some(swept) = self.sweeps.join_next() => if let Err(error) = swept {
+                    tracing::error!(error = %error, "a look for attachments that nobody needs ended early");
+                },
                 Some(news) = self.follows.join_next() => match news {
                     Ok((followed, news, matter)) => self.told(followed, news, matter),
                     // It is no longer followed.

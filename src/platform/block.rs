@@ -105,8 +105,8 @@ impl Host {
     /// changed by whoever sets the clock.
     #[must_use]
     pub fn running_for(&self) -> Duration {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+        // The kernel refuses only clocks that it does not have.
+        nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
     }
 
     /// Kernel release (`uname -r`), and its first two numbers.

@@ -2,9 +2,12 @@
 //! machines (`integration/net`).
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use union_csi::domain::union::UnionKind;
+use union_csi::domain::volume::{AccessMode, VolumeMode};
 use union_csi::node::volume::VolumeError;
 use union_csi::platform::Host;
 use union_csi::store::Store;
@@ -345,6 +348,105 @@ async fn volume_with_branches_elsewhere_is_adopted_by_a_new_agent() {
     rig.fabric.kill(&id);
     rig.heal();
     eventually("its return", || complete(&vol)).await;
+    rig.stop_healing().await;
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_that_is_only_read_is_whole_again_under_workloads_when_a_branch_elsewhere_returns() {
+    let mut rig = Rig::with(&disks());
+    let (mut vol, held) = spread(&rig, &[("branchTimeout", "1s")]).await;
+    rig.down(&vol).await;
+    vol.mode = AccessMode::SingleNodeReaderOnly;
+    rig.up(&vol).await;
+    assert_eq!(rig.snapshot(&vol).await.union, UnionKind::Overlay);
+    let container = rig.container("exec sleep 600");
+    let inside = container.path(&vol.target);
+    let lost = format!("file-{}", held[1][0]);
+    let kept = fs::File::open(vol.target.join(format!("file-{}", held[0][0]))).expect("open");
+    rig.heal();
+    for round in 1..3 {
+        rig.open(&vol, 1, round + 1).await;
+        until("the new generation", async || (rig.snapshot(&vol).await.heals == round).then_some(())).await;
+        assert_eq!(complete(&vol), Some(()));
+        assert_eq!(fs::read_to_string(inside.join(&lost)).expect("the container"), held[1][0].to_string());
+    }
+    let mut text = String::new();
+    (&kept).read_to_string(&mut text).expect("what was open and not lost goes on");
+    assert_eq!(text, held[0][0].to_string());
+    // Both at once, and for longer than they are waited for.
+    rig.fabric.set_away(true);
+    until("errors", async || fs::read_to_string(inside.join(&lost)).is_err().then_some(())).await;
+    rig.fabric.set_away(false);
+    eventually("its return", || complete(&vol)).await;
+    eventually("the container", || fs::read_to_string(inside.join(&lost)).ok()).await;
+    drop(kept);
+    rig.stop_healing().await;
+    rig.end_containers();
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_that_is_a_block_device_elsewhere_is_the_new_device_for_who_opens_it_again() {
+    let mut rig = Rig::with(&[("far", "ext4", 256)]);
+    let vol = rig.volume_of(&[("far", 64, IMAGE)], &[], VolumeMode::Block).await;
+    rig.grant(&vol, 1, 1).await;
+    rig.up(&vol).await;
+    let mut device = fs::OpenOptions::new().write(true).open(&vol.target).expect("open");
+    device.write_all(&[7; 4096]).and_then(|()| device.sync_all()).expect("write");
+    let container = rig.container("exec sleep 600");
+    let inside = container.path(&vol.target);
+    rig.heal();
+    let mut numbers = vec![device.metadata().expect("its number").rdev()];
+    let mut open = vec![device];
+    for round in 1..3 {
+        rig.open(&vol, 0, round + 1).await;
+        until("the new device", async || (rig.snapshot(&vol).await.heals == round).then_some(())).await;
+        for path in [&vol.target, &inside, &vol.staging.join("device")] {
+            let mut again = fs::File::open(path).expect("open");
+            let number = again.metadata().expect("its number").rdev();
+            assert!(!numbers.contains(&number), "{} is a device of before", path.display());
+            let mut read = [0; 4096];
+            again.read_exact(&mut read).expect("read");
+            assert_eq!(read, [7; 4096]);
+        }
+        // As long as it is open its number is no other's.
+        let now = fs::File::open(&vol.target).expect("open");
+        numbers.push(now.metadata().expect("its number").rdev());
+        open.push(now);
+    }
+    drop(open);
+    rig.stop_healing().await;
+    rig.end_containers();
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_whose_owner_is_away_waits_no_longer_because_the_agent_was_started_anew() {
+    let mut rig = Rig::with(&disks());
+    let (vol, _) = spread(&rig, &[("branchTimeout", "10s"), ("onBranchLoss", "fail")]).await;
+    rig.heal();
+    rig.fabric.set_away(true);
+    let file = rig.state.join("volumes").join(&vol.id).join("record.json");
+    let noted = || {
+        let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).ok()?).ok()?;
+        let branches = record["branches"].as_array()?;
+        let since: Vec<_> = branches.iter().filter_map(|b| b["silentSince"].as_u64()).collect();
+        (since.len() == 2).then_some(since)
+    };
+    let since = eventually("the record", noted).await;
+    rig.stop_healing().await;
+    rig.restart(&Host::new()).await;
+    rig.volumes.recover().await;
+    assert_eq!(noted(), Some(since), "the next agent counts on");
+    rig.heal();
+    eventually("the end of patience", || (rig.fabric.forced().len() == 2).then_some(())).await;
+    rig.fabric.set_away(false);
+    eventually("its return", || complete(&vol)).await;
+    until("a clean record", async || (!fs::read_to_string(&file).ok()?.contains("silentSince")).then_some(())).await;
     rig.stop_healing().await;
     rig.down(&vol).await;
     rig.assert_nothing_left();

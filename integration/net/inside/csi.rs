@@ -16,7 +16,7 @@ use tonic::transport::{Channel, Endpoint};
 use union_csi::csi::DRIVER;
 use union_csi::csi::proto::node_client::NodeClient;
 use union_csi::csi::proto::volume_capability::access_mode::Mode;
-use union_csi::csi::proto::volume_capability::{AccessMode, AccessType, MountVolume};
+use union_csi::csi::proto::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use union_csi::csi::proto::{
     NodeGetInfoRequest, NodeGetVolumeStatsRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest, VolumeCapability,
@@ -50,12 +50,16 @@ impl Given {
             Some("ReadWriteMany") => Mode::MultiNodeMultiWriter,
             Some(other) => return Err(format!("there is no access mode {other}").into()),
         };
-        Ok(VolumeCapability {
-            access_mode: Some(AccessMode { mode: mode.into() }),
-            access_type: Some(AccessType::Mount(MountVolume {
+        let access = match self.0.get("block").map(String::as_str) {
+            Some("true") => AccessType::Block(BlockVolume {}),
+            _ => AccessType::Mount(MountVolume {
                 fs_type: self.0.get("fs").cloned().unwrap_or_default(),
                 ..MountVolume::default()
-            })),
+            }),
+        };
+        Ok(VolumeCapability {
+            access_mode: Some(AccessMode { mode: mode.into() }),
+            access_type: Some(access),
         })
     }
 }

@@ -1,6 +1,7 @@
 //! What is tried with several machines.
 
 mod bare_nvme;
+mod cluster_consumer;
 mod cluster_faults;
 mod cluster_life;
 mod cluster_random;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::record::{Record, Remote};
+use super::types::LinkState;
 use crate::domain::access::Generation;
 use crate::domain::reach::Transport;
 use crate::domain::{BranchId, NodeName};
@@ -24,6 +25,18 @@ pub(super) enum LinkSeen {
     Gone,
     /// The kernel could not be asked.
     Unknown,
+}
+
+impl LinkSeen {
+    /// As it is told.
+    pub(super) const fn state(self) -> LinkState {
+        match self {
+            Self::Live => LinkState::Live,
+            Self::Connecting => LinkState::Away,
+            Self::Gone => LinkState::Gone,
+            Self::Unknown => LinkState::Unknown,
+        }
+    }
 }
 
 /// Readings of the kernel.

@@ -201,6 +201,15 @@ impl Core {
             return Some(BranchSeen::Failed("it is not attached".to_owned()));
         };
         let link = links.seen(&spec.id, remote);
+        {
+            let mut hints = slot.hints();
+            let now = self.host.running_for();
+            let since = *hints.hung_branches.get(&spec.index).unwrap_or(&now);
+            let known = hints.links.entry(spec.index).or_insert((link, since));
+            if known.0 != link {
+                *known = (link, now);
+            }
+        }
         let order = slot.hints().orders.get(&spec.index).cloned();
         if let Some(reason) = outdated(&self.node, spec, order.as_ref(), remote, link == LinkSeen::Live) {
             return Some(BranchSeen::Failed(reason));

@@ -37,6 +37,7 @@ mod repair;
 mod slot;
 mod stage;
 mod stats;
+mod sweep;
 mod tally;
 mod types;
 mod view;
@@ -56,7 +57,8 @@ use self::slot::{Slot, Slots};
 use self::tally::Tally;
 pub use self::tally::TallyCounts;
 pub use self::types::{
-    Access, AttachedBranch, Health, PublishRequest, StageRequest, Usage, VolumeSnapshot, VolumeStats,
+    Access, AttachedBranch, Health, LinkState, PublishRequest, RemoteBranch, StageRequest, Usage,
+    VolumeSnapshot, VolumeStats,
 };
 use self::waiting::{BranchNews, GRANT_BOUND};
 use crate::domain::{NodeName, VolumeId};
@@ -268,6 +270,14 @@ impl Volumes {
         let core = self.core.clone();
         if let Err(error) = tokio::task::spawn_blocking(move || core.recover()).await {
             tracing::error!(error = %error, "adopting volumes ended early");
+        }
+    }
+
+    /// Ends what is attached of other nodes' branches and is on no volume's record.
+    pub async fn sweep(&self) {
+        let core = self.core.clone();
+        if let Err(error) = tokio::task::spawn_blocking(move || core.sweep()).await {
+            tracing::error!(%error, "looking for attachments that nobody needs ended early");
         }
     }
 

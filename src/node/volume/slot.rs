@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::links::LinkSeen;
 use super::remote::Order;
 use crate::domain::{NodeName, VolumeId};
 use crate::platform::process::ProcessId;
@@ -38,6 +39,8 @@ pub(super) struct Hints {
     pub(super) branches: Vec<PathBuf>,
     /// Since when branches have not answered, by number, in the time that this machine has run.
     pub(super) hung_branches: BTreeMap<u32, Duration>,
+    /// How the connections to its branches of other nodes stand, by number, and since when.
+    pub(super) links: BTreeMap<u32, (LinkSeen, Duration)>,
     /// The other nodes that branches of it lie on, so that the store's news of them matter.
     pub(super) owners: BTreeSet<NodeName>,
     /// How often the store told of its branches.

@@ -3,13 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
+
 use super::bring_up::anchor_path;
 use super::diagnose::{BranchSeen, partial_reason};
 use super::error::VolumeError;
 use super::parallel::parallel;
-use super::record::{Phase, Record, branch_mount};
+use super::record::{Phase, Record, StagedBranch, branch_mount};
 use super::slot::Slot;
-use super::types::{AttachedBranch, Health, Usage, VolumeSnapshot, VolumeStats};
+use super::types::{AttachedBranch, Health, LinkState, RemoteBranch, Usage, VolumeSnapshot, VolumeStats};
 use super::view::{Found, View};
 use super::{ANSWER_TIMEOUT, Core, DATA};
 use crate::domain::VolumeId;
@@ -213,9 +215,13 @@ impl Core {
             .iter()
             .map(|branch| {
                 let mount = branch_mount(&directory, branch.spec.index);
+                let remote = self.remote_of(&slot, branch);
+                let answers = remote.as_ref().is_none_or(|r| r.link == LinkState::Live);
                 let space = match (record.kind, view.at(&mount)) {
-                    (UnionKind::Block, _) | (_, None) => None,
-                    (_, Some(_)) => self.host.space(&mount.join(DATA), ANSWER_TIMEOUT).ok(),
+                    (_, Some(_)) if record.kind != UnionKind::Block && answers => {
+                        self.host.space(&mount.join(DATA), ANSWER_TIMEOUT).ok()
+                    }
+                    _ => None,
                 };
                 AttachedBranch {
                     id: branch.spec.id.clone(),
@@ -224,6 +230,7 @@ impl Core {
                     device: branch.device.clone(),
                     space: space.as_ref().map(bytes),
                     size: branch.spec.size,
+                    remote,
                 }
             })
             .collect();
@@ -238,6 +245,27 @@ impl Core {
             branches,
             health,
             heals: record.heals,
+        })
+    }
+
+    /// How a branch of another node is reached, as it was seen last.
+    fn remote_of(&self, slot: &Slot, branch: &StagedBranch) -> Option<RemoteBranch> {
+        let spec = &branch.spec;
+        if spec.node == self.node {
+            return None;
+        }
+        let seen = slot.hints().links.get(&spec.index).copied();
+        let ago = |since| self.host.running_for().saturating_sub(since);
+        Some(RemoteBranch {
+            node: spec.node.clone(),
+            transport: branch.remote.as_ref().map(|r| r.transport),
+            generation: branch.remote.as_ref().map(|r| r.generation.0),
+            link: seen.map_or(LinkState::Unknown, |(link, _)| link.state()),
+            // By seconds: what is told twice is the same.
+            since: seen.and_then(|(_, since)| {
+                let at = Timestamp::now().checked_sub(ago(since)).ok()?;
+                at.round(jiff::Unit::Second).ok()
+            }),
         })
     }
 

@@ -2,12 +2,14 @@
 
 use std::path::PathBuf;
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::domain::reach::Transport;
 use crate::domain::union::UnionKind;
 use crate::domain::volume::AccessMode;
-use crate::domain::{BranchId, Bytes, VolumeId};
+use crate::domain::{BranchId, Bytes, NodeName, VolumeId};
 
 /// How a workload reaches a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -137,4 +139,55 @@ pub struct AttachedBranch {
     pub space: Option<Usage>,
     /// Its size in the plan.
     pub size: Bytes,
+    /// How it is reached, where it lies on another node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteBranch>,
+}
+
+/// How a branch of another node is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RemoteBranch {
+    /// The node that it lies on.
+    pub node: NodeName,
+    /// By what it is reached; absent while it is not attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+    /// Which of its generations is attached: its node raises it when it cannot vouch for what was written before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<u64>,
+    /// How the connection stands.
+    pub link: LinkState,
+    /// Since when it has stood so, as far as the agent has seen; absent before its first look.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub since: Option<Timestamp>,
+}
+
+/// How the connection to a branch of another node stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum LinkState {
+    /// The node answers.
+    Live,
+    /// The node does not answer: what uses the branch waits, for `branchTimeout` at most.
+    Away,
+    /// There is none: it was given up or taken away, or was not made yet.
+    Gone,
+    /// The kernel did not tell.
+    #[default]
+    Unknown,
+}
+
+impl LinkState {
+    /// In a word or two, for people.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Live => "answers",
+            Self::Away => "does not answer",
+            Self::Gone => "not connected",
+            Self::Unknown => "not known",
+        }
+    }
 }

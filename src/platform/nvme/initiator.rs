@@ -45,6 +45,8 @@ pub struct Controller {
     pub name: String,
     /// The subsystem that it is connected to.
     pub nqn: String,
+    /// The host NQN that it was made with; `None` where this kernel does not tell.
+    pub host: Option<String>,
     /// How it stands.
     pub state: ControllerState,
     /// Where to; only told of live ones, because reading it while the connection is being made anew crashed old kernels.
@@ -214,7 +216,8 @@ impl Nvme {
             ControllerState::Live => attribute(&at.join("address"))?.and_then(|a| parse_address(&a)),
             ControllerState::Trying | ControllerState::Going => None,
         };
-        Ok(Some(Controller { name: name.to_owned(), nqn, state, address }))
+        let host = attribute(&at.join("hostnqn"))?;
+        Ok(Some(Controller { name: name.to_owned(), nqn, host, state, address }))
     }
 
     /// The block devices of all subsystems, hidden ones too.

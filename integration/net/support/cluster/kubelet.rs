@@ -164,6 +164,7 @@ impl Node<'_> {
             format!("context={context}"),
             format!("fs={}", volume.fs_type),
             format!("mode={}", volume.mode),
+            format!("block={}", volume.block),
         ]
     }
 
@@ -194,6 +195,11 @@ impl Node<'_> {
     pub fn mount(&self, volume: &Volume, pod: &str) -> Result<String> {
         self.stage(volume)?;
         self.publish(volume, pod)
+    }
+
+    /// A staging that is under way.
+    pub fn begin_stage(&self, volume: &Volume) -> Result<Running> {
+        self.machine.start_command(csi_script("stage", &Self::given(volume)), BOUND)
     }
 
     /// Unpublishes and unstages.

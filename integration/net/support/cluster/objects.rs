@@ -36,6 +36,8 @@ pub struct Volume {
     pub fs_type: String,
     /// The claim's.
     pub mode: String,
+    /// A block device instead of a filesystem.
+    pub block: bool,
 }
 
 impl Cluster {
@@ -83,9 +85,21 @@ impl Cluster {
 
     /// A claim in another access mode.
     pub fn claim_with(&self, name: &str, class: &str, size: &str, mode: &str) -> Claim {
+        self.claim_as(name, class, size, mode, "Filesystem")
+    }
+
+    /// A claim of a block device.
+    pub fn claim_block(&self, name: &str, class: &str, size: &str) -> Claim {
+        self.claim_as(name, class, size, "ReadWriteOnce", "Block")
+    }
+
+    fn claim_as(&self, name: &str, class: &str, size: &str, mode: &str, volume_mode: &str) -> Claim {
         let claim = json!({
             "metadata": {"name": name},
-            "spec": {"storageClassName": class, "accessModes": [mode], "resources": {"requests": {"storage": size}}},
+            "spec": {
+                "storageClassName": class, "accessModes": [mode], "volumeMode": volume_mode,
+                "resources": {"requests": {"storage": size}},
+            },
         });
         let _: PersistentVolumeClaim = self.create(&self.named(), claim);
         Claim { name: name.to_owned() }
@@ -117,6 +131,7 @@ impl Cluster {
             context: csi.volume_attributes.unwrap_or_default(),
             fs_type: csi.fs_type.unwrap_or_default(),
             mode: spec.access_modes.and_then(|m| m.into_iter().next()).unwrap_or_default(),
+            block: spec.volume_mode.as_deref() == Some("Block"),
         }
     }
 

@@ -379,6 +379,10 @@ impl Consumer for NvmeConsumer {
         }
         for controller in controllers {
             let Some(id) = names::parse(&controller.nqn) else { continue };
+            // Another installation's on this machine are not ours to judge.
+            if controller.host.as_ref().is_some_and(|host| *host != self.identity.nqn) {
+                continue;
+            }
             let uuid = names::uuid(&id);
             let ours = devices.get(&controller.nqn).into_iter().flatten();
             let at = ours.into_iter().find(|d| d.uuid == uuid).map(|d| d.path.clone());
