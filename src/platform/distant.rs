@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::path::PathBuf;
@@ -122,6 +123,19 @@ impl Host {
             Err(error) if error.errno() == Some(libc::ENOSYS) => self.bind(source, target, attr),
             Err(error) => Err(error),
         }
+    }
+
+    /// Whether something takes connections by TCP at `address`, within `bound`.
+    ///
+    /// # Errors
+    /// The errno of connect(2): ECONNREFUSED, EHOSTUNREACH and others; ETIMEDOUT.
+    pub fn tcp_listens(&self, address: SocketAddr, bound: Duration) -> Result<()> {
+        self.enter("connect", address.to_string())?;
+        TcpStream::connect_timeout(&address, bound).map(drop).map_err(|e| {
+            let timed_out = || io::Error::from_raw_os_error(libc::ETIMEDOUT);
+            let source = if e.raw_os_error().is_none() { timed_out() } else { e };
+            HostError::Syscall { call: "connect", subject: address.to_string(), source }
+        })
     }
 
     /// Writes out what the filesystem at `path` has not written yet (syncfs(2)), within `bound`.

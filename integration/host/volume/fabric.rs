@@ -10,7 +10,7 @@ use union_csi::domain::reach::Transport;
 use union_csi::node::transport::{
     Attached, Carried, Consumer, Endpoint, Ends, ExportId, Link, Patience, Secret, TransportError, Transports,
 };
-use union_csi::platform::Host;
+use union_csi::platform::{Gate, Host};
 
 use crate::support::run;
 
@@ -18,6 +18,8 @@ use crate::support::run;
 #[derive(Debug, Default)]
 pub(super) struct Fabric {
     state: Mutex<State>,
+    /// Asked before each call: it may fail.
+    gate: Mutex<Option<Arc<dyn Gate>>>,
 }
 
 #[derive(Debug, Default)]
@@ -38,6 +40,17 @@ impl Fabric {
         let both = [(Transport::NvmeTcp, ends.clone()), (Transport::Nfs, ends)];
         transports.install(Carried::default(), both.into());
         Arc::new(transports)
+    }
+
+    /// Has each call ask `gate` first, as the machine's effects do.
+    pub(super) fn behind(&self, gate: Arc<dyn Gate>) {
+        *self.gate.lock().expect("gate") = Some(gate);
+    }
+
+    fn enter(&self, call: &'static str, branch: &str) -> Result<(), TransportError> {
+        let gate = self.gate.lock().expect("gate").clone();
+        let passed = gate.map_or(Ok(()), |gate| gate.enter(call, branch));
+        passed.map_err(|source| TransportError::Kernel { action: format!("{call} {branch}"), source })
     }
 
     /// Exports in place of what was exported of the branch.
@@ -108,6 +121,7 @@ impl Consumer for Fabric {
         _secret: Option<&Secret>,
         _patience: Patience,
     ) -> Result<Attached, TransportError> {
+        self.enter("attach", id.branch.as_str())?;
         let mut state = self.state.lock().expect("state");
         if state.away {
             return Err(unreachable(endpoint));
@@ -134,6 +148,7 @@ impl Consumer for Fabric {
     }
 
     fn detach(&self, id: &ExportId) -> Result<(), TransportError> {
+        self.enter("detach", id.branch.as_str())?;
         let mut state = self.state.lock().expect("state");
         let Some((at, endpoint, link)) = state.attached.get(id).cloned() else { return Ok(()) };
         let table = Host::new().mounts().expect("mounts");
@@ -150,6 +165,7 @@ impl Consumer for Fabric {
     }
 
     fn force_detach(&self, id: &ExportId) -> Result<(), TransportError> {
+        self.enter("detach by force", id.branch.as_str())?;
         let taken = {
             let mut state = self.state.lock().expect("state");
             let taken = state.attached.remove(id);
@@ -166,6 +182,7 @@ impl Consumer for Fabric {
     }
 
     fn attachments(&self) -> Result<Vec<Attached>, TransportError> {
+        self.enter("list attachments", "all")?;
         let state = self.state.lock().expect("state");
         let attached = state.attached.iter().map(|(id, (at, endpoint, link))| Attached {
             id: id.clone(),

@@ -70,15 +70,23 @@ async fn take(rig: &Rig, vol: &Vol, step: Step) -> Result<(), VolumeError> {
     }
 }
 
+/// A node whose machine and whose way to other nodes can fail, and a volume that it may use.
+async fn on_faulty_ground(pieces: &[Piece<'_>]) -> (Rig, Arc<Faults>, Vol) {
+    let mut rig = Rig::new(&["a", "b", "far", "far2"]);
+    let faults = Arc::new(Faults::default());
+    faults.disarm();
+    rig.fabric.behind(faults.clone());
+    rig.restart(&Host::behind(faults.clone())).await;
+    let vol = rig.volume(pieces).await;
+    rig.grant(&vol, 1, 1).await;
+    (rig, faults, vol)
+}
+
 /// Fails each effect of each call in turn; each failed call is repeated and then must succeed, and at the end nothing is
 /// left. Tells how many places there were.
 async fn fail_everywhere(pieces: &[Piece<'_>], crash: bool) -> u64 {
     let steps = [Step::Stage, Step::Publish, Step::Unpublish, Step::Unstage];
-    let mut rig = Rig::new(&["a", "b"]);
-    let faults = Arc::new(Faults::default());
-    faults.disarm();
-    rig.restart(&Host::behind(faults.clone())).await;
-    let vol = rig.volume(pieces).await;
+    let (rig, faults, vol) = on_faulty_ground(pieces).await;
     rig.up(&vol).await;
     fs::write(vol.target.join("file"), "content").expect("write");
     rig.down(&vol).await;
@@ -107,6 +115,7 @@ async fn fail_everywhere(pieces: &[Piece<'_>], crash: bool) -> u64 {
                 }
             }
             rig.assert_nothing_left_after(&format!("{failing:?} with fault {number} ({})", faults.last()));
+            assert_eq!(rig.fabric.attached_now(), [], "{failing:?} with fault {number} ({})", faults.last());
             if !hit {
                 break;
             }
@@ -126,6 +135,47 @@ async fn volume_calls_that_fail_anywhere_succeed_when_repeated() {
 async fn volume_of_one_branch_survives_a_fault_anywhere() {
     let places = fail_everywhere(&[("a", 24, IMAGE)], false).await;
     assert!(places > 40, "only {places} places were tried");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_over_nodes_survives_a_fault_anywhere_also_of_the_way_between() {
+    let pieces = [("a", 24, IMAGE), ("far", 24, IMAGE), ("far2", 24, DIRECTORY)];
+    let places = fail_everywhere(&pieces, false).await;
+    assert!(places > 80, "only {places} places were tried");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_of_one_branch_elsewhere_survives_a_crash_anywhere() {
+    let places = fail_everywhere(&[("far", 24, IMAGE)], true).await;
+    assert!(places > 40, "only {places} places were tried");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_whose_staging_crashed_anywhere_has_nothing_attached_elsewhere_after_the_next_start() {
+    let pieces = [("a", 24, IMAGE), ("far", 24, IMAGE), ("far2", 24, DIRECTORY)];
+    let (mut rig, faults, vol) = on_faulty_ground(&pieces).await;
+    let mut left = 0;
+    for number in 0.. {
+        faults.arm(number, true);
+        let staged = rig.volumes.stage(&vol.stage()).await;
+        // Whatever it would still have done it does no more: its agent is gone.
+        let hit = faults.failed.load(Ordering::SeqCst) > 0;
+        faults.disarm();
+        left += usize::from(!rig.fabric.attached_now().is_empty());
+        rig.restart(&Host::behind(faults.clone())).await;
+        rig.volumes.recover().await;
+        rig.volumes.sweep().await;
+        if staged.is_err() {
+            assert_eq!(rig.fabric.attached_now(), [], "fault {number} ({})", faults.last());
+        }
+        rig.volumes.unstage(&vol.id, &vol.staging).await.expect("unstage");
+        rig.assert_nothing_left_after(&format!("fault {number} ({})", faults.last()));
+        assert_eq!(rig.fabric.attached_now(), [], "fault {number} ({})", faults.last());
+        if !hit {
+            break;
+        }
+    }
+    assert!(left > 10, "something was attached after {left} crashes only");
 }
 
 #[tokio::test(flavor = "multi_thread")]

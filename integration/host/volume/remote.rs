@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use union_csi::domain::union::UnionKind;
 use union_csi::domain::volume::{AccessMode, VolumeMode};
-use union_csi::node::volume::VolumeError;
+use union_csi::node::transport::{Consumer, Endpoint, ExportId, Generation, Patience};
+use union_csi::node::volume::{LinkState, VolumeError};
 use union_csi::platform::Host;
 use union_csi::store::Store;
 
@@ -188,6 +189,10 @@ async fn volume_waits_for_a_branch_whose_node_is_away_and_says_so() {
     .await;
     let snapshot = rig.snapshot(&vol).await;
     assert_eq!(snapshot.pid, Some(pid), "nothing is taken down");
+    let told: Vec<_> = snapshot.branches.iter().map(|b| b.remote.as_ref().map(|r| (r.link, r.generation))).collect();
+    let away = Some((LinkState::Away, Some(1)));
+    assert_eq!(told, [None, away, away]);
+    assert!(snapshot.branches[1].remote.as_ref().is_some_and(|r| r.since.is_some()));
     assert_eq!(complete(&vol), Some(()));
     let busy = rig.volumes.unpublish(&vol.id, &vol.target).await;
     busy.expect("unpublish");
@@ -448,6 +453,38 @@ async fn volume_whose_owner_is_away_waits_no_longer_because_the_agent_was_starte
     eventually("its return", || complete(&vol)).await;
     until("a clean record", async || (!fs::read_to_string(&file).ok()?.contains("silentSince")).then_some(())).await;
     rig.stop_healing().await;
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_of_which_a_branch_is_attached_that_no_record_has_loses_that_attachment_and_no_other() {
+    let rig = Rig::with(&disks());
+    let (vol, _) = spread(&rig, &[]).await;
+    let stray = rig.volume(&[("far", 24, IMAGE)]).await;
+    let attach = async |generation: u64| {
+        rig.give(&stray, 0, Some("node-a"), 1).await;
+        rig.open(&stray, 0, generation).await;
+        let id = ExportId { branch: stray.branch(0), generation: Generation(generation) };
+        let endpoint = Endpoint { address: "127.0.0.1:4420".parse().expect("an address"), name: String::new() };
+        rig.fabric.attach(&id, &endpoint, None, Patience::Wait).expect("attached");
+    };
+    let needed = || {
+        let now = rig.fabric.attached_now();
+        (now.len() == 2 && now.iter().all(|id| id.branch != stray.branch(0))).then_some(())
+    };
+    attach(1).await;
+    assert_eq!(needed(), None);
+    rig.volumes.sweep().await;
+    assert_eq!(needed(), Some(()));
+    assert_eq!(rig.fabric.forced(), [], "its owner answers");
+    attach(2).await;
+    rig.fabric.set_away(true);
+    rig.volumes.sweep().await;
+    assert_eq!(needed(), Some(()));
+    assert_eq!(rig.fabric.forced().len(), 1, "nobody waits for its owner");
+    rig.fabric.set_away(false);
+    assert_eq!(complete(&vol), Some(()));
     rig.down(&vol).await;
     rig.assert_nothing_left();
 }

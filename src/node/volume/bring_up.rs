@@ -177,7 +177,7 @@ impl Core {
                     swapped = Some(swap);
                 }
             }
-            (UnionKind::Block, Some(_)) => swapped = self.swap_device(record, &now, &view)?,
+            (UnionKind::Block, Some(_)) => swapped = self.swap_device(record, &now)?,
             _ => {}
         }
         if let Some(before) = &before
@@ -225,12 +225,7 @@ impl Core {
 
     /// Puts the node of the device that the volume has now where the node of one that is gone is still mounted. What has the old
     /// one open keeps it and gets errors; whoever opens it again has the new one.
-    fn swap_device(
-        &self,
-        record: &Record,
-        now: &Origin,
-        view: &View,
-    ) -> Result<Option<SwapReport>, VolumeError> {
+    fn swap_device(&self, record: &Record, now: &Origin) -> Result<Option<SwapReport>, VolumeError> {
         let failed = |e| VolumeError::host(record.volume(), "put the new device under running workloads", e);
         let Some(device) = record.branches.first().and_then(|b| b.device.as_deref()) else { return Ok(None) };
         let mut swapped: Option<SwapReport> = None;
@@ -238,7 +233,8 @@ impl Core {
         for path in std::iter::once(anchor_path(record)).chain(targets) {
             let Some(place) = self.places.open(&path, false)? else { continue };
             let gone = |entry: &&MountEntry| entry.device == now.device && entry.root != now.root;
-            if view.at(&place.real).filter(gone).is_none() {
+            // Anew each time: one exchange reaches all mounts of a node.
+            if self.view(record)?.at(&place.real).filter(gone).is_none() {
                 continue;
             }
             let swap = self.host.swap_device_nodes(&place.real, device).map_err(failed)?;

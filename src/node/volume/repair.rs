@@ -21,6 +21,9 @@ const LASTING: Duration = Duration::from_secs(60);
 /// Between two looks at what can only be reported.
 const REPORT_PAUSE: Duration = Duration::from_secs(10);
 
+/// Longest pause between two attempts for a volume with branches on other nodes.
+const LONGEST_REMOTE_PAUSE: Duration = Duration::from_secs(10);
+
 /// How long a killed daemon may take to be gone: its memory is small, and its requests were aborted before.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -165,7 +168,9 @@ impl Core {
     fn troubled(&self, slot: &Slot, volume: &VolumeId, reason: &str) -> Outcome {
         let mut hints = slot.hints();
         hints.failures += 1;
-        let pause = pause(volume, hints.failures);
+        // Whoever is away may be back any moment, and it costs little to ask.
+        let longest = if hints.remote { LONGEST_REMOTE_PAUSE } else { Duration::MAX };
+        let pause = pause(volume, hints.failures).min(longest);
         hints.next_attempt = Some(Instant::now() + pause);
         let reason = format!("{reason}; tried again in {} s", pause.as_secs());
         if hints.trouble.as_deref() != Some(&reason) {

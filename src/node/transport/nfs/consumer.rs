@@ -1,7 +1,7 @@
 //! The consumer's end: exports are mounted by the kernel's NFS client.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,6 +15,8 @@ use crate::platform::{Host, HostError};
 
 /// How long an owner may take for each of two short answers before it counts as not answering.
 const ANSWER: Duration = Duration::from_secs(3);
+/// Owners asked at the same time.
+const ASKED_TOGETHER: usize = 32;
 /// How long a mount may take, at an owner that has just answered. It makes some dozen requests; an owner that came back a
 /// moment ago keeps clients waiting for a lease's time, 10 s at least.
 const MOUNT: Duration = Duration::from_secs(30);
@@ -103,6 +105,25 @@ impl NfsConsumer {
             self.host.remove_directory(&point).map_err(kernel("remove a mount point"))?;
         }
         Ok(())
+    }
+
+    /// Asks each owner once, however many of its branches are here, and several at a time: those that are away are waited for
+    /// together.
+    fn ask_all(&self, owners: BTreeSet<SocketAddr>) -> Result<BTreeMap<SocketAddr, NfsAnswer>, TransportError> {
+        let owners: Vec<_> = owners.into_iter().collect();
+        let mut answers = BTreeMap::new();
+        for some in owners.chunks(ASKED_TOGETHER) {
+            let asked: Vec<_> = std::thread::scope(|scope| {
+                let ask = |owner| scope.spawn(move || self.host.nfs_ask(owner, ANSWER));
+                let threads: Vec<_> = some.iter().map(|owner| (*owner, ask(*owner))).collect();
+                threads.into_iter().map(|(owner, thread)| (owner, thread.join())).collect()
+            });
+            for (owner, answer) in asked {
+                let answer = answer.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                answers.insert(owner, answer.map_err(kernel("ask an NFS server"))?);
+            }
+        }
+        Ok(answers)
     }
 
     /// How what is mounted at `point` stands, when its owner answered so.
@@ -199,22 +220,16 @@ impl Consumer for NfsConsumer {
 
     fn attachments(&self) -> Result<Vec<Attached>, TransportError> {
         let mounts = self.host.mounts().map_err(kernel("read the table of mounts"))?;
-        let mut answers = BTreeMap::new();
-        let mut found = Vec::new();
-        for entry in mounts.below(&self.directory).filter(|e| is_nfs(e)) {
+        let ours = mounts.below(&self.directory).filter(|e| is_nfs(e)).filter_map(|entry| {
             let here = entry.mount_point.parent() == Some(&self.directory);
-            let id = entry.mount_point.file_name().filter(|_| here).and_then(name::parse);
-            let target = NfsTarget::parse(&entry.source, &entry.super_options);
-            let (Some(id), Some(target)) = (id, target) else { continue };
-            // Each owner is asked once, however many of its branches are here.
-            let answer = match answers.get(&target.server) {
-                Some(answer) => answer,
-                None => {
-                    let answer =
-                        self.host.nfs_ask(target.server, ANSWER).map_err(kernel("ask an NFS server"))?;
-                    answers.entry(target.server).or_insert(answer)
-                }
-            };
+            let id = entry.mount_point.file_name().filter(|_| here).and_then(name::parse)?;
+            Some((entry, id, NfsTarget::parse(&entry.source, &entry.super_options)?))
+        });
+        let ours: Vec<_> = ours.collect();
+        let answers = self.ask_all(ours.iter().map(|(_, _, target)| target.server).collect())?;
+        let mut found = Vec::new();
+        for (entry, id, target) in ours {
+            let Some(answer) = answers.get(&target.server) else { continue };
             let link = self.link(&entry.mount_point, answer)?;
             let endpoint = Endpoint { address: target.server, name: target.path };
             found.push(self.attached(&id, endpoint, link));

@@ -26,6 +26,8 @@ const IO_QUEUES: u32 = 4;
 /// KiB. Targets in the field fail requests of several MiB, and the kernel's target announces no limit.
 const REQUEST_MAX: u32 = 1024;
 
+/// How long an owner may take to take a connection: three times what a lost packet costs.
+const LISTEN_BOUND: Duration = Duration::from_secs(3);
 /// How long a connection that exists may take to be live, and a device to appear on one that is.
 const APPEAR_BOUND: Duration = Duration::from_secs(15);
 /// How long a connection may take to go after it was told to.
@@ -84,6 +86,10 @@ impl NvmeConsumer {
                 format!("this kernel's initiator does not know the option {lacking}: use Linux 6.1 or later");
             return Err(TransportError::Unable { action: ACTION, reason });
         }
+        // While the kernel connects to one owner, nobody on this machine connects to any: not to those that are away.
+        self.host
+            .tcp_listens(endpoint.address, LISTEN_BOUND)
+            .map_err(|error| refusal(id, endpoint, secret.is_some(), error))?;
         match self.nvme.connect(&endpoint.name, &options) {
             Ok(name) => Ok(Some(name)),
             Err(error) if error.errno() == Some(Errno::ALREADY.raw_os_error()) => Ok(None),
