@@ -62,9 +62,7 @@ impl Host {
     /// As [`Host::swap_mounts`].
     pub fn swap_mounts_of(&self, dead: &MountEntry, living: &Path) -> Result<SwapReport> {
         let replacement = Replacement::open(&self.mounts()?, dead.device, living)?;
-        let (fs_type, source) = (dead.fs_type.clone(), dead.source.clone());
-        let dead = Dead::Filesystem { device: dead.device, fs_type, source };
-        self.swap(Replacement { dead, ..replacement }, living)
+        self.swap(Replacement { dead: Dead::of(dead, dead.device), ..replacement }, living)
     }
 
     /// Replaces every mount of the device node that is mounted at `dead_at`, in this namespace and in every other one that has
@@ -94,18 +92,26 @@ impl Host {
 /// What is to be replaced.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Dead {
-    /// All mounts of a filesystem.
-    Filesystem { device: (u32, u32), fs_type: String, source: String },
+    /// All mounts of a filesystem, which begins at `root`.
+    Filesystem { device: (u32, u32), fs_type: String, source: String, root: PathBuf },
     /// All mounts of one node of a filesystem of nodes.
     Node { device: (u32, u32), inode: u64 },
 }
 
 impl Dead {
+    /// All mounts of the filesystem that has this number and is otherwise like `whole`.
+    fn of(whole: &MountEntry, device: (u32, u32)) -> Self {
+        let (fs_type, source, root) = (whole.fs_type.clone(), whole.source.clone(), whole.root.clone());
+        Self::Filesystem { device, fs_type, source, root }
+    }
+
     /// Whether it is what the current namespace has mounted there.
     fn is(&self, entry: &MountEntry) -> bool {
         match self {
-            Self::Filesystem { device, fs_type, source } => {
-                entry.device == *device && entry.fs_type == *fs_type && entry.source == *source
+            Self::Filesystem { device, fs_type, source, root } => {
+                // What is bound of an NFS mount has its own path in the source.
+                let same = if is_nfs(fs_type) { entry.root.starts_with(root) } else { entry.source == *source };
+                entry.device == *device && entry.fs_type == *fs_type && same
             }
             Self::Node { device, inode } => {
                 entry.device == *device
@@ -131,14 +137,13 @@ impl Replacement {
             reason: reason.to_owned(),
         };
         let entry = mounts.at(living).ok_or_else(|| wrong("nothing is mounted there"))?;
-        if entry.root != Path::new("/") {
+        if entry.root != Path::new("/") && !is_nfs(&entry.fs_type) {
             return Err(wrong("only a part of its filesystem is mounted there"));
         }
         if entry.device == dead {
             return Err(wrong("it is the dead mount itself"));
         }
-        let (fs_type, source) = (entry.fs_type.clone(), entry.source.clone());
-        Self::of(Dead::Filesystem { device: dead, fs_type, source }, living, OFlags::DIRECTORY)
+        Self::of(Dead::of(entry, dead), living, OFlags::DIRECTORY)
     }
 
     fn open_node(dead_at: &Path, living: &Path) -> Result<Self> {
@@ -233,10 +238,10 @@ impl Replacement {
     /// A detached copy of what is to be where the dead `entry` is. Its root was chosen by a user (a subPath), who may
     /// since have put a symlink in its place.
     fn copy_for(&self, entry: &MountEntry) -> Result<OwnedFd> {
-        if matches!(self.dead, Dead::Node { .. }) {
+        let Dead::Filesystem { root, .. } = &self.dead else {
             return detached_clone_of(&self.living, MountAttr::of(&entry.options));
-        }
-        let below = entry.root.strip_prefix("/").unwrap_or(&entry.root);
+        };
+        let below = entry.root.strip_prefix(root).unwrap_or(&entry.root);
         let below = if below.as_os_str().is_empty() { Path::new(".") } else { below };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
         let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -244,6 +249,11 @@ impl Replacement {
             .map_err(failed("openat2", &entry.root))?;
         detached_clone_of(&source, MountAttr::of(&entry.options))
     }
+}
+
+/// Mounts of these are of a path at a server, not of a whole filesystem.
+fn is_nfs(fs_type: &str) -> bool {
+    matches!(fs_type, "nfs" | "nfs4")
 }
 
 /// Filesystem and inode of the node of a block device. Does not open the device.

@@ -33,7 +33,7 @@ pub struct MountEntry {
     pub parent: u64,
     /// Device of the files: major, minor.
     pub device: (u32, u32),
-    /// Root of the mount within its filesystem.
+    /// Root of the mount within its filesystem; for NFS within its server.
     pub root: PathBuf,
     /// Where it is mounted.
     pub mount_point: PathBuf,

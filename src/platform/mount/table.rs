@@ -48,6 +48,7 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let source = text(fields.next()?);
     // Some filesystems print blanks unescaped in their options.
     let super_options = self::options(&fields.collect::<Vec<_>>().join(&b' '));
+    let root = within_server(&fs_type, &source).filter(|_| root == Path::new("/")).unwrap_or(root);
     let absolute = mount_point.is_absolute();
     absolute.then_some(MountEntry {
         id,
@@ -60,6 +61,13 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
         source,
         super_options,
     })
+}
+
+/// The kernel's NFS client shows each of its mounts with the root `/`, and the path at the server, with what was bound below it, in
+/// the source.
+fn within_server(fs_type: &str, source: &str) -> Option<PathBuf> {
+    let (_, path) = source.split_once(":/").filter(|_| matches!(fs_type, "nfs" | "nfs4"))?;
+    Some(Path::new("/").join(path))
 }
 
 fn number(field: &[u8]) -> Option<u64> {
@@ -101,6 +109,18 @@ mod tests {
 
     fn one(line: &str) -> MountEntry {
         parse(line.as_bytes()).unwrap().entries.remove(0)
+    }
+
+    #[test]
+    fn binds_of_nfs_have_the_root_that_their_source_tells() {
+        let root = |fs_type: &str, source: &str| {
+            let line = format!("36 35 0:45 / /mnt rw - {fs_type} {source} rw");
+            entry(line.as_bytes()).unwrap().root
+        };
+        assert_eq!(root("nfs4", "10.0.0.1:/v-0@2/data"), PathBuf::from("/v-0@2/data"));
+        assert_eq!(root("nfs4", "[fd00::1]:/v-0@2"), PathBuf::from("/v-0@2"));
+        assert_eq!(root("nfs4", "10.0.0.1:/"), PathBuf::from("/"));
+        assert_eq!(root("fuse", "a:/b"), PathBuf::from("/"));
     }
 
     #[test]
