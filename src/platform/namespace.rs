@@ -110,7 +110,8 @@ impl Dead {
         match self {
             Self::Filesystem { device, fs_type, source, root } => {
                 // What is bound of an NFS mount has its own path in the source.
-                let same = if is_nfs(fs_type) { entry.root.starts_with(root) } else { entry.source == *source };
+                let same =
+                    if is_nfs(fs_type) { entry.root.starts_with(root) } else { entry.source == *source };
                 entry.device == *device && entry.fs_type == *fs_type && same
             }
             Self::Node { device, inode } => {

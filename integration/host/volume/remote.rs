@@ -189,7 +189,8 @@ async fn volume_waits_for_a_branch_whose_node_is_away_and_says_so() {
     .await;
     let snapshot = rig.snapshot(&vol).await;
     assert_eq!(snapshot.pid, Some(pid), "nothing is taken down");
-    let told: Vec<_> = snapshot.branches.iter().map(|b| b.remote.as_ref().map(|r| (r.link, r.generation))).collect();
+    let told: Vec<_> =
+        snapshot.branches.iter().map(|b| b.remote.as_ref().map(|r| (r.link, r.generation))).collect();
     let away = Some((LinkState::Away, Some(1)));
     assert_eq!(told, [None, away, away]);
     assert!(snapshot.branches[1].remote.as_ref().is_some_and(|r| r.since.is_some()));
@@ -451,7 +452,10 @@ async fn volume_whose_owner_is_away_waits_no_longer_because_the_agent_was_starte
     eventually("the end of patience", || (rig.fabric.forced().len() == 2).then_some(())).await;
     rig.fabric.set_away(false);
     eventually("its return", || complete(&vol)).await;
-    until("a clean record", async || (!fs::read_to_string(&file).ok()?.contains("silentSince")).then_some(())).await;
+    until("a clean record", async || {
+        (!fs::read_to_string(&file).ok()?.contains("silentSince")).then_some(())
+    })
+    .await;
     rig.stop_healing().await;
     rig.down(&vol).await;
     rig.assert_nothing_left();
@@ -466,7 +470,8 @@ async fn volume_of_which_a_branch_is_attached_that_no_record_has_loses_that_atta
         rig.give(&stray, 0, Some("node-a"), 1).await;
         rig.open(&stray, 0, generation).await;
         let id = ExportId { branch: stray.branch(0), generation: Generation(generation) };
-        let endpoint = Endpoint { address: "127.0.0.1:4420".parse().expect("an address"), name: String::new() };
+        let endpoint =
+            Endpoint { address: "127.0.0.1:4420".parse().expect("an address"), name: String::new() };
         rig.fabric.attach(&id, &endpoint, None, Patience::Wait).expect("attached");
     };
     let needed = || {

@@ -85,10 +85,12 @@ fn is_told_away(cluster: &Cluster, node: Node<'_>, volume: &Volume) {
 fn volumes_of_a_node_that_is_away_for_good_hold_up_nobody_and_are_let_go_within_their_timeout() {
     on_cluster(|cluster| {
         let (a, b) = (cluster.node("a"), cluster.node("b"));
-        let image = on_node(cluster, "gone-image", "b", json!({"branchTimeout": TIMEOUT, "branchFormat": "image"}));
+        let image =
+            on_node(cluster, "gone-image", "b", json!({"branchTimeout": TIMEOUT, "branchFormat": "image"}));
         let of_files = json!({"branchTimeout": TIMEOUT, "branchFormat": "directory", "enforcement": "none"});
         let directory = on_node(cluster, "gone-files", "b", of_files);
-        let patient = on_node(cluster, "gone-later", "b", json!({"branchTimeout": "90s", "branchFormat": "image"}));
+        let patient =
+            on_node(cluster, "gone-later", "b", json!({"branchTimeout": "90s", "branchFormat": "image"}));
         let own = on_node(cluster, "here", "a", json!({}));
         let far = [&image, &directory, &patient];
         for volume in far.into_iter().chain([&own]) {
@@ -167,7 +169,8 @@ fn a_block_device_that_was_given_up_is_a_new_device_for_who_opens_it_again() {
             "{{ echo acknowledged; head -c 4083 /dev/zero; }} | dd of={target} bs=4096 count=1 iflag=fullblock oflag=direct conv=fsync status=none"
         ))?;
         let mut pod = a.machine.start_command(script, Duration::from_secs(900))?;
-        let count = |pod: &mut Running, line: &str| pod.output_so_far().lines().filter(|l| *l == line).count();
+        let count =
+            |pod: &mut Running, line: &str| pod.output_so_far().lines().filter(|l| *l == line).count();
         cluster.within(BOUND, "the pod reads", || (count(&mut pod, "read acknowledged") > 0).then_some(()));
         b.machine.pull_plug();
         cluster.within(BOUND, "the pod is given errors", || {
@@ -205,7 +208,10 @@ fn what_an_agent_attached_that_died_in_the_midst_of_it_is_let_go_by_the_next() {
         a.ready()?;
         a.machine.eventually(BOUND, "[ -z \"$(ls /sys/class/nvme)\" ]")?;
         a.machine.run("[ -z \"$(ls /state/union-csi/volumes)\" ] || ! ls -R /state/union-csi/volumes")?;
-        a.machine.run(format!("find /state/kubelet/plugins/kubernetes.io -depth -type d -empty -path '*{}*' -delete", volume.handle))?;
+        a.machine.run(format!(
+            "find /state/kubelet/plugins/kubernetes.io -depth -type d -empty -path '*{}*' -delete",
+            volume.handle
+        ))?;
         cluster.detach(&volume, "a");
         cluster.delete(&volume);
         Ok(())

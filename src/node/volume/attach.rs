@@ -4,7 +4,7 @@
 //! Whatever reaches such a branch may wait for its owner, and has a bound.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::error::VolumeError;
 use super::links::{LinkSeen, VolumeLinks};
@@ -13,11 +13,11 @@ use super::record::{Record, Remote, StagedBranch, branch_mount};
 use super::remote::{Aim, AttachError, Order, aim};
 use super::slot::{Hints, Slot};
 use super::{ANSWER_TIMEOUT, Core, DATA};
-use crate::domain::{BranchId, VolumeId};
 use crate::domain::access::Generation;
 use crate::domain::policy::FsType;
 use crate::domain::split::BranchFormat;
 use crate::domain::union::UnionKind;
+use crate::domain::{BranchId, VolumeId};
 use crate::node::branch::Attached;
 use crate::node::pool::fs_name;
 use crate::node::transport::{Consumer, Endpoint, ExportId, Patience, TransportError};

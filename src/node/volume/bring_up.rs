@@ -168,7 +168,9 @@ impl Core {
             // Numbers of overlays are used again: only the one that is still mounted at its place is known to be the old one.
             (UnionKind::Overlay, Some(before)) if before.device != now.device => {
                 let is_old = |e: &&MountEntry| {
-                    e.device == before.device && e.fs_type == "overlay" && e.mount_point.starts_with(&directory)
+                    e.device == before.device
+                        && e.fs_type == "overlay"
+                        && e.mount_point.starts_with(&directory)
                 };
                 if let Some(old) = view.table().entries.iter().find(is_old) {
                     let swap = self.host.swap_mounts_of(old, &living).map_err(|e| {

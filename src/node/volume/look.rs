@@ -16,8 +16,8 @@ use crate::domain::VolumeId;
 use crate::domain::split::BranchFormat;
 use crate::domain::union::UnionKind;
 use crate::node::union::UnionState;
-use crate::platform::{Host, HostError};
 use crate::platform::process::ProcessId;
+use crate::platform::{Host, HostError};
 
 /// Volumes looked at at the same time.
 const PARALLEL_LOOKS: usize = 4;

@@ -151,7 +151,13 @@ impl Record {
             branches: plan
                 .branches
                 .into_iter()
-                .map(|spec| StagedBranch { spec, backing: None, device: None, remote: None, silent_since: None })
+                .map(|spec| StagedBranch {
+                    spec,
+                    backing: None,
+                    device: None,
+                    remote: None,
+                    silent_since: None,
+                })
                 .collect(),
             options: plan.options,
             on_branch_loss: plan.on_branch_loss,

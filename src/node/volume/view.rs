@@ -187,7 +187,8 @@ mod tests {
             source: "udev".to_owned(),
             ..entry(id, 0, 5, point)
         };
-        let view = view(vec![node(1, "/nvme0n1//deleted", "/a"), node(2, "/nvme0n1", "/b"), node(3, "/sda", "/c")]);
+        let view =
+            view(vec![node(1, "/nvme0n1//deleted", "/a"), node(2, "/nvme0n1", "/b"), node(3, "/sda", "/c")]);
         let now = Origin { device: (0, 5), root: "/nvme0n1".into() };
         let find = |path: &'static str| view.find(Path::new(path), &volume, Some(&now), None);
         assert!(matches!(find("/a"), Found::Stale(_)));

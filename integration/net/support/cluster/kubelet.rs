@@ -197,11 +197,6 @@ impl Node<'_> {
         self.publish(volume, pod)
     }
 
-    /// A staging that is under way.
-    pub fn begin_stage(&self, volume: &Volume) -> Result<Running> {
-        self.machine.start_command(csi_script("stage", &Self::given(volume)), BOUND)
-    }
-
     /// Unpublishes and unstages.
     pub fn unmount(&self, volume: &Volume, pod: &str) -> Result {
         self.csi(

@@ -109,7 +109,10 @@ impl NfsConsumer {
 
     /// Asks each owner once, however many of its branches are here, and several at a time: those that are away are waited for
     /// together.
-    fn ask_all(&self, owners: BTreeSet<SocketAddr>) -> Result<BTreeMap<SocketAddr, NfsAnswer>, TransportError> {
+    fn ask_all(
+        &self,
+        owners: BTreeSet<SocketAddr>,
+    ) -> Result<BTreeMap<SocketAddr, NfsAnswer>, TransportError> {
         let owners: Vec<_> = owners.into_iter().collect();
         let mut answers = BTreeMap::new();
         for some in owners.chunks(ASKED_TOGETHER) {
