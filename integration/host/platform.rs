@@ -327,3 +327,45 @@ fn platform_a_detached_process_outlives_its_killed_starter() {
     assert!(host.process_wait(&child.0, LONG).expect("wait"));
     assert!(!host.process_signal(&child.0, libc::SIGTERM).expect("signal"), "it is gone");
 }
+
+#[test]
+fn platform_who_holds_a_filesystem_is_found_by_open_files_and_by_mounts_elsewhere() {
+    for (fs_type, mib) in [("ext4", 16), ("btrfs", 128)] {
+        let (scratch, host) = (Scratch::new(), Host::new());
+        let point = disk(&scratch, "held", fs_type, mib);
+        let device = host.loop_devices_of(&scratch.join("held.disk")).expect("loop devices").remove(0);
+        let holders = || host.holders(&device).expect("/proc").expect("an answer in time");
+        assert_eq!(holders(), [], "mounts of one's own are no holders");
+        let at_work = |mut command: std::process::Command| command.spawn().expect("a process");
+        let mut inside = std::process::Command::new("sleep");
+        let mut inside = at_work({
+            inside.arg("300").current_dir(&point);
+            inside
+        });
+        let mut elsewhere = std::process::Command::new("unshare");
+        let mut elsewhere = at_work({
+            elsewhere.args(["--mount", "--propagation", "private", "sleep", "300"]);
+            elsewhere
+        });
+        let until = |what: &str, holds: &dyn Fn(&[union_csi::platform::holders::Holder]) -> bool| {
+            let end = std::time::Instant::now() + LONG;
+            while !holds(&holders()) {
+                assert!(std::time::Instant::now() < end, "{fs_type}: {what}: {:?}", holders());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        let pids = [&inside, &elsewhere].map(|child| i32::try_from(child.id()).expect("a pid"));
+        let of =
+            |all: &[union_csi::platform::holders::Holder], pid| all.iter().find(|h| h.pid == pid).cloned();
+        until("who works in it", &|all| {
+            of(all, pids[0]).is_some_and(|h| h.files == 1 && h.program == "sleep")
+        });
+        until("who has it mounted", &|all| {
+            of(all, pids[1]).is_some_and(|h| h.files == 0 && h.mounted.as_ref() == Some(&point))
+        });
+        for child in [&mut inside, &mut elsewhere] {
+            child.kill().and_then(|()| child.wait().map(drop)).expect("its end");
+        }
+        until("nobody", &|all| all.is_empty());
+    }
+}

@@ -48,16 +48,20 @@ mount_disks() {
     done
 }
 
+# configure STATE-DIRECTORY POOL-DISK...: writes the agent's configuration to standard output.
+configure() {
+    echo 'nodeName: box'
+    echo "stateDir: $1"
+    echo 'measureInterval: 2s'
+    echo 'csi: { allowedTargets: [/srv] }'
+    echo 'pools:'
+    shift
+    for disk in "$@"; do echo "  - { name: $disk, path: /disks/$disk, reserve: 0 }"; done
+}
+
 # start_agent POOL-DISK...: its state is on the disk called state.
 start_agent() {
-    {
-        echo 'nodeName: box'
-        echo 'stateDir: /disks/state/union-csi'
-        echo 'measureInterval: 2s'
-        echo 'csi: { allowedTargets: [/srv] }'
-        echo 'pools:'
-        for disk in "$@"; do echo "  - { name: $disk, path: /disks/$disk, reserve: 0 }"; done
-    } >/tmp/agent.yaml
+    configure /disks/state/union-csi "$@" >/tmp/agent.yaml
     export UNION_CSI_CONFIG=/tmp/agent.yaml
     setpriv --no-new-privs --inh-caps -all --bounding-set "-all,$(cat /capabilities)" union-csi agent >>/tmp/agent.log 2>&1 &
     AGENT=$!

@@ -7,9 +7,9 @@ CACHE="$ROOT/target/vm"
 # The programs that the agent uses, and those that the tests use beside them.
 AGENT_PROGRAMS=(mergerfs setpriv mkfs.ext4 mkfs.xfs mkfs.btrfs blkid chattr)
 TEST_PROGRAMS=(mount umount losetup lsattr tune2fs unshare dd df truncate sync fallocate blockdev btrfs xfs_io modprobe
-    dash bash perl grep id curl setfacl getfacl setfattr getfattr)
+    dash bash perl grep id curl dmsetup setfacl getfacl setfattr getfattr)
 # What the kernel package has as modules. The last ones are only used where something asks for them.
-MODULES=(crc32c_generic virtio_pci virtio_blk virtio_rng loop ext4 xfs btrfs fuse overlay quota_v2 nfsd nfsv4)
+MODULES=(crc32c_generic virtio_pci virtio_blk virtio_rng loop ext4 xfs btrfs fuse overlay quota_v2 nfsd nfsv4 dm-mod)
 # Which parts of Python's library the tests' short programs need; the whole is larger than all the rest.
 PYTHON_LIBRARY=(encodings collections json re importlib sqlite3)
 
@@ -115,6 +115,24 @@ vm_tree() {
     depmod -b "$root" "$RELEASE" 2>/dev/null
 }
 
+# What of systemd makes a machine that starts a service, and is shut down: no devices, journal, or network.
+SYSTEMD_UNITS=({basic,sysinit,multi-user,sockets,timers,paths,slices,swap,network,local-fs,local-fs-pre,shutdown,umount,final,poweroff,reboot}.target
+    systemd-{poweroff,reboot}.service)
+
+# vm_systemd: systemd, as this machine has it, at WORK/root.
+vm_systemd() {
+    local from root="$WORK/root" unit program
+    from=$(dirname "$(readlink -f "$(command -v systemd)")")
+    for program in systemd systemd-shutdown; do vm_add "$from/$program"; done
+    for program in systemctl systemd-run; do vm_add "$(readlink -f "$(command -v "$program")")"; done
+    mkdir -p "$root/etc/systemd/system/multi-user.target.wants" "$root$from/system"
+    for unit in "${SYSTEMD_UNITS[@]}"; do cp "$from/system/$unit" "$root$from/system/"; done
+    ln -s multi-user.target "$root$from/system/default.target"
+    printf '[Manager]\nLogTarget=console\nDefaultStandardOutput=null\n' >"$root/etc/systemd/system.conf"
+    printf '%032d\n' 1 >"$root/etc/machine-id"
+    echo "exec $from/systemd" >"$WORK/exec-systemd"
+}
+
 # vm_root: everything that each boot needs, as WORK/base.cpio.gz. What it runs is /run-this, which vm_start adds.
 vm_root() {
     local root="$WORK/root"
@@ -135,6 +153,8 @@ mount -t cgroup2 cgroup /sys/fs/cgroup
 for module in ${MODULES[*]}; do modprobe \$module; done
 ip link set lo up
 cd /tmp
+# Another first process may take the place of this one.
+[ ! -e /start ] || . /start
 /bin/sh /run-this
 sync
 poweroff -f

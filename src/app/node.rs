@@ -1,6 +1,5 @@
 //! The node role: what gives and mounts this machine's storage.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -32,7 +31,7 @@ pub(super) struct Node {
     /// What it can carry between itself and others.
     pub(super) transports: Arc<Transports>,
     /// Finds that out; `None` where there are no others, or this node takes no part.
-    survey: Option<Arc<Survey>>,
+    survey: Arc<Survey>,
 }
 
 impl Node {
@@ -48,10 +47,10 @@ impl Node {
         let pools = Arc::new(pools.with_under(config.pools_under.clone()));
         let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
         let transports = Arc::new(Transports::none());
-        let survey = config.network.wanted(config.kubernetes.is_some()).then(|| {
-            let (settings, state) = (config.network.clone(), &config.state_dir);
-            Arc::new(Survey::new(host, &config.node, settings, state, transports.clone()))
-        });
+        let (settings, state) = (config.network.clone(), &config.state_dir);
+        let survey = Survey::new(host, &config.node, settings, state, transports.clone());
+        let takes_part = config.network.wanted(config.kubernetes.is_some());
+        let survey = Arc::new(if takes_part { survey } else { survey.leaving() });
         for lack in host.missing_devices() {
             tracing::warn!(%lack, "some volumes cannot be served here");
         }
@@ -102,10 +101,7 @@ impl Node {
     /// Finds out what this node can carry, exports again what other nodes used before a reboot, and takes over the volumes that
     /// an earlier agent left mounted.
     pub(super) async fn recover(&self) {
-        match &self.survey {
-            Some(survey) => survey.look().await,
-            None => self.transports.install(Carried::default(), BTreeMap::new()),
-        }
+        self.survey.look().await;
         let begun = std::time::Instant::now();
         // At the same time: a volume here may wait for a node that waits for this one.
         tokio::join!(self.executor.restore_exports(), self.volumes.recover());
@@ -124,12 +120,11 @@ impl Node {
             executor.run(stop).await;
             Ok(())
         });
-        if let Some(survey) = self.survey.clone() {
-            tasks.spawn("the survey of the network", |stop| async move {
-                survey.run(stop).await;
-                Ok(())
-            });
-        }
+        let survey = self.survey.clone();
+        tasks.spawn("the survey of the network", |stop| async move {
+            survey.run(stop).await;
+            Ok(())
+        });
         let volumes = (*self.volumes).clone();
         tasks.spawn("the healer", |stop| async move {
             Healer::new(volumes).run(stop).await;

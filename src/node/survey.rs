@@ -9,15 +9,17 @@
 //! - The kernel may hang in a look. It is waited for within a bound, what was known stays, and no second one is begun beside it.
 //! - Others are not contacted. A node listens only while it exports something, so an attempt to connect would tell nothing of
 //!   one that is well; how attachments stand, the kernel tells.
-//! - The ends outlive an address that was lost: what is exported must be fenced and ended all the same.
+//! - The ends outlive an address that was lost, and the agent that knew it: what is exported must be fenced and ended all the same.
+//!   The last address is kept in the state directory. On a node that was taken out of the network, the ends only take back (`leaving`).
 
 mod choose;
+mod leaving;
 mod probe;
 mod settings;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use self::choose::{Place, choose};
+use self::leaving::leaving;
 use self::probe::{Kernel, Probed, keep};
 use crate::domain::NodeName;
 use crate::domain::reach::Transport;
@@ -57,6 +60,12 @@ const PROBE_BOUND: Duration = Duration::from_secs(20);
 /// Longer than machine-id(5) allows.
 const MACHINE_ID_LIMIT: usize = 256;
 
+/// File of the state directory with the first address of the last place that had any.
+const ADDRESS: &str = "storage-address";
+
+/// Longer than any address.
+const ADDRESS_LIMIT: usize = 64;
+
 /// What machine-id(5) has in place of an id until the first boot is complete.
 const UNINITIALIZED: &str = "uninitialized";
 
@@ -67,6 +76,10 @@ pub struct Survey {
     kernel: Kernel,
     transports: Arc<Transports>,
     known: Mutex<Known>,
+    /// Where the address is kept.
+    address: PathBuf,
+    /// The node takes no part in the network.
+    leaving: bool,
 }
 
 /// What is looked at.
@@ -110,18 +123,51 @@ impl Survey {
         transports: Arc<Transports>,
     ) -> Self {
         let kernel = Kernel::new(host, identity(host, node, state_dir), state_dir, settings.nvme_port);
-        Self { host: host.clone(), settings, kernel, transports, known: Mutex::default() }
+        let address = state_dir.join(ADDRESS);
+        let known = Known { address: kept_address(host, &address), ..Known::default() };
+        let (host, known) = (host.clone(), Mutex::new(known));
+        Self { host, settings, kernel, transports, known, address, leaving: false }
+    }
+
+    /// Of a node that takes no part in the network, or no more: what it lent and borrowed while it did can be taken back, and it
+    /// tells of nothing that it could carry.
+    #[must_use]
+    pub fn leaving(self) -> Self {
+        Self { leaving: true, ..self }
     }
 
     /// Looks at everything once, within bounds, and tells what was found.
     pub async fn look(&self) {
-        self.look_at(Part::All).await;
+        if self.leaving {
+            self.look_back().await;
+        } else {
+            self.look_at(Part::All).await;
+        }
+    }
+
+    /// Finds the ends to take back with. A node without an address of before never took part, and nothing is asked of its kernel.
+    async fn look_back(&self) {
+        let mut known = self.known.lock().await;
+        let mut ends = BTreeMap::new();
+        if let Some(address) = known.address {
+            let asked = self.probe(&mut known).await;
+            let probed = asked.or_else(|| known.probed.clone()).unwrap_or_else(unanswered);
+            ends = keep(known.ends.as_ref(), leaving(self.kernel.ends(&probed, Some(address))));
+            known.probed = Some(probed);
+        }
+        self.transports.install(Carried::default(), ends.clone());
+        known.ends = Some(ends);
     }
 
     async fn look_at(&self, part: Part) {
         let mut known = self.known.lock().await;
         let place = self.place(&mut known).await;
-        known.address = place.addresses.first().copied().or(known.address);
+        if let Some(address) = place.addresses.first().copied().filter(|a| Some(*a) != known.address) {
+            known.address = Some(address);
+            if let Err(error) = self.host.write_atomic(&self.address, format!("{address}\n").as_bytes()) {
+                warn!(%error, "this node's address is not kept: should it be lost, nothing can be fenced after a restart");
+            }
+        }
         let asked = match (part, &known.probed) {
             (Part::Network, Some(probed)) => Some(probed.clone()),
             _ => self.probe(&mut known).await,
@@ -131,9 +177,7 @@ impl Survey {
                 known.probed = Some(probed.clone());
                 probed
             }
-            None => known.probed.clone().unwrap_or_else(|| {
-                Probed::unknown("this node's kernel was asked and has not answered yet: see its log (dmesg)")
-            }),
+            None => known.probed.clone().unwrap_or_else(unanswered),
         };
         let carried = Carried {
             transports: self.kernel.reports(&probed, &place),
@@ -159,6 +203,12 @@ impl Survey {
 
     /// Looks again and again until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
+        while self.leaving {
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(EVERY) => self.look_back().await,
+            }
+        }
         let mut changes: Option<BoxStream<'static, ()>> = None;
         let mut full = Instant::now();
         loop {
@@ -244,6 +294,18 @@ impl Survey {
     }
 }
 
+fn unanswered() -> Probed {
+    Probed::unknown("this node's kernel was asked and has not answered yet: see its log (dmesg)")
+}
+
+/// The address that this node had on the storage network when it was last looked at.
+fn kept_address(host: &Host, file: &Path) -> Option<IpAddr> {
+    let text = host.read_file(file, ADDRESS_LIMIT).inspect_err(|error| {
+        warn!(%error, "the address that this node had cannot be read: should it have none now, nothing can be fenced");
+    });
+    String::from_utf8_lossy(&text.ok()??).trim().parse().ok()
+}
+
 /// What this machine calls itself to owners of images: by its id, and where it has none (not every distribution makes one) by
 /// one that is made and kept in the state directory.
 fn identity(host: &Host, node: &NodeName, state_dir: &Path) -> Result<HostIdentity, String> {
@@ -318,6 +380,7 @@ fn log(before: Option<&Carried>, now: &Carried) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::transport::{ExportId, Generation, Source};
 
     #[tokio::test]
     async fn a_look_tells_where_this_node_is_and_the_same_again_is_no_news() {
@@ -342,6 +405,35 @@ mod tests {
         survey.known.lock().await.pending = Some(tokio::spawn(async { Probed::unknown("not asked") }));
         survey.look().await;
         assert!(!seen.has_changed().unwrap());
+    }
+
+    #[tokio::test]
+    async fn a_node_that_was_taken_out_takes_back_what_it_lent_and_lends_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let host = Host::new();
+        let look = async || {
+            let transports = Arc::new(Transports::none());
+            let (node, settings) =
+                ("n".parse().unwrap(), NetworkSettings { enabled: false, ..Default::default() });
+            let survey = Survey::new(&host, &node, settings, directory.path(), transports.clone()).leaving();
+            let probed = probe::tests::able();
+            survey.known.lock().await.pending = Some(tokio::spawn(async { probed }));
+            survey.look().await;
+            assert!(transports.surveyed() && *transports.watch().borrow() == Carried::default());
+            transports
+        };
+        let never = look().await;
+        assert!(never.owner(Transport::NvmeTcp).is_err(), "it never took part");
+        std::fs::write(directory.path().join(ADDRESS), "10.0.0.1\n").unwrap();
+        let left = look().await;
+        for transport in [Transport::NvmeTcp, Transport::Nfs] {
+            let owner = left.owner(transport).ok().unwrap();
+            let id = ExportId { branch: "v-0".parse().unwrap(), generation: Generation(1) };
+            let source = Source::Directory("/nowhere".into());
+            let refused = owner.export(&id, &source).unwrap_err().to_string();
+            assert!(refused.contains("network.interface"), "{refused}");
+            assert!(left.consumer(transport).is_ok());
+        }
     }
 
     #[test]

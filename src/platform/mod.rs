@@ -17,6 +17,7 @@ pub mod entry;
 pub mod file;
 pub mod fserror;
 pub mod fuse;
+pub mod holders;
 pub mod loopdev;
 pub mod memory;
 pub mod mkfs;

@@ -233,6 +233,29 @@ async fn volume_of_one_image_that_is_ordered_away_writes_nothing_more_and_is_let
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn volume_of_a_btrfs_image_is_not_taken_from_who_uses_it_and_they_are_named() {
+    let rig = Rig::with(&[("a", "ext4", 512)]);
+    let vol = rig.volume_with(&[("a", 256, IMAGE)], &[("fsType", "btrfs")]).await;
+    rig.up(&vol).await;
+    let held = vol.target.join("held");
+    let open = fs::File::create(&held).expect("open");
+    let mut user = std::process::Command::new("sleep").arg("300").stdin(open).spawn().expect("a process");
+    let executing = Executing::start(&rig, rig.store.clone(), &Arc::default());
+    order(&rig, &vol, 0, None, 1).await;
+    let words = format!("end the pods that use volume {} here: process {} (", vol.id, user.id());
+    refused_for(&rig, &vol, &words).await;
+    refused_for(&rig, &vol, &format!("what uses {}", vol.target.display())).await;
+    fs::write(&held, "still this node's").expect("it is still this node's");
+    assert!(branch(&rig, &vol, 0).await.status.export.is_none(), "nobody is told that it is free");
+    user.kill().and_then(|()| user.wait()).expect("its end");
+    reported(&rig, &vol, 0, None, 1).await;
+    assert!(!rig.branches_attached(&vol, 0), "its image is let go");
+    executing.stop().await;
+    rig.down(&vol).await;
+    rig.assert_nothing_left();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn volume_of_a_directory_is_not_taken_from_who_uses_it() {
     let rig = Rig::new(&["a"]);
     let vol = rig.volume(&[("a", 64, DIRECTORY)]).await;

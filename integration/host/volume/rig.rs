@@ -167,6 +167,7 @@ impl Rig {
                 format: *format,
                 fs_type: image.then(|| match parameters.iter().find(|(k, _)| *k == "fsType") {
                     Some((_, "xfs")) => union_csi::domain::policy::FsType::Xfs,
+                    Some((_, "btrfs")) => union_csi::domain::policy::FsType::Btrfs,
                     _ => union_csi::domain::policy::FsType::Ext4,
                 }),
                 thin: false,

@@ -5,6 +5,7 @@ mod cluster_consumer;
 mod cluster_faults;
 mod cluster_life;
 mod cluster_random;
+mod cluster_off;
 mod cluster_shared;
 mod cluster_write_through;
 mod network;

@@ -210,7 +210,7 @@ fn report(
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::domain::reach::StorageNetwork;
 
@@ -218,7 +218,7 @@ mod tests {
         Kernel::new(&Host::new(), identity, Path::new("/nowhere"), 4420)
     }
 
-    fn able() -> Probed {
+    pub(in crate::node::survey) fn able() -> Probed {
         let able = || Ability::Able { how: "loaded".to_owned() };
         let all = || Abilities { owner: able(), consumer: able(), authentication: able() };
         Probed { signs: None, nvme: all(), nfs: all(), nfs_taken: None }

@@ -6,7 +6,8 @@
 //! image: a mount in a workload's namespace, or a file that it has open, keeps it, and the workload must be ended. That the
 //! filesystem is shut down is not enough: ext4 of Linux 6.1 still writes to the image when its last user goes.
 //!
-//! A directory has no filesystem of its own to be shut down. It is ended when nothing uses it, and else refused.
+//! A directory has no filesystem of its own to be shut down, and not every kernel can shut a Btrfs down. Those are ended when
+//! nothing uses them, and else refused, with who uses them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,12 +15,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::OwnedMutexGuard;
 
 use super::Core;
+use super::holders::named;
 use super::record::{Record, branch_mount};
 use super::slot::Slot;
 use crate::domain::split::BranchFormat;
 use crate::node::branch::is_export;
 use crate::node::pool::BRANCHES;
 use crate::node::union::UnionState;
+use crate::platform::holders::Holder;
+use crate::platform::loopdev::LoopDevice;
 use crate::platform::mount::MountEntry;
 use crate::platform::shutdown::Shutdown;
 use crate::store::object::BranchSpec;
@@ -56,21 +60,29 @@ impl Core {
             self.end_union(&slot, branch)?;
         }
         let point = branch_mount(&directory, branch.index);
-        match branch.format {
-            BranchFormat::Image => self.end_image(branch, &directory, record.as_ref())?,
-            BranchFormat::Directory => self.end_directory(branch)?,
-        }
-        let lazily = branch.format == BranchFormat::Image;
+        let devices = match branch.format {
+            BranchFormat::Image => self.branches.devices(branch).map_err(|e| e.to_string())?,
+            BranchFormat::Directory => Vec::new(),
+        };
+        let lazily = match branch.format {
+            BranchFormat::Image => self.end_image(branch, &devices, &directory, record.as_ref())?,
+            BranchFormat::Directory => {
+                self.end_directory(branch)?;
+                false
+            }
+        };
         self.branches.ensure_detached(&branch.id, &point, lazily).map_err(|e| e.to_string())?;
         let deadline = Instant::now() + RELEASE_BOUND;
         while attached(self)? {
             if Instant::now() >= deadline {
                 let how = match branch.format {
-                    BranchFormat::Image => "which gets errors from it",
+                    BranchFormat::Image if lazily => "which gets errors from it",
+                    BranchFormat::Image => "and its filesystem cannot be shut down by this kernel",
                     BranchFormat::Directory => "and a directory cannot be taken from what uses it",
                 };
+                let who = self.who(record.as_ref(), &devices);
                 return Err(format!(
-                    "volume {} is still mounted or open in a workload on this node, {how}: end the pods that use it here",
+                    "volume {} is still mounted or open in a workload on this node, {how}: end the pods that use it here{who}",
                     branch.volume
                 ));
             }
@@ -107,34 +119,68 @@ impl Core {
         if gone { Ok(()) } else { Err(format!("mergerfs (pid {}) was killed and does not end", process.pid)) }
     }
 
-    /// Makes writing impossible, and takes away what of it this node mounted for the volume.
+    /// Makes writing impossible, and takes away what of it this node mounted for the volume; false where nothing used it but those
+    /// mounts, and its filesystem cannot be shut down.
     fn end_image(
         &self,
         branch: &BranchSpec,
+        devices: &[LoopDevice],
         directory: &Path,
         record: Option<&Record>,
-    ) -> Result<(), String> {
-        for device in self.branches.devices(branch).map_err(|e| e.to_string())? {
+    ) -> Result<bool, String> {
+        let mut shut = true;
+        for device in devices {
             let name = device.path.display();
             match self.host.shut_down(device.device).map_err(|e| e.to_string())? {
                 Shutdown::Done => tracing::warn!(
                     branch.id = %branch.id, device = %name,
                     "the branch's filesystem is shut down: what has its files open gets errors"
                 ),
-                // A raw device, or a filesystem that is open in no mount any more: only its users can end that.
-                Shutdown::Unseen => {}
-                Shutdown::Unknown => {
-                    return Err(format!(
-                        "its filesystem on {name} cannot be shut down by this kernel: end the pods that use volume {} here",
-                        branch.volume
-                    ));
+                // A raw device, or a filesystem that is open in no mount any more: only its users can end that. A Btrfs is mounted
+                // under another number than its device's.
+                Shutdown::Unseen => {
+                    let mounted = |entry: &MountEntry| entry.source.as_str() == name.to_string();
+                    shut = shut && !self.host.mounted_anywhere(mounted).map_err(|e| e.to_string())?;
                 }
+                Shutdown::Unknown => shut = false,
             }
-            self.unmount_all(record, directory, |entry| {
+            let used = |reason: String| {
+                let who = self.who(record, devices);
+                format!(
+                    "its filesystem on {name} cannot be shut down by this kernel, so it is given back when nothing uses it: end \
+                     the pods that use volume {} here{who} ({reason})",
+                    branch.volume
+                )
+            };
+            // Asked before anything is taken from those who use it.
+            let holders = if shut { None } else { self.holders(device) };
+            if holders.is_some_and(|holders| holders.iter().any(|holder| holder.files > 0)) {
+                return Err(used("it is in use".to_owned()));
+            }
+            let of_branch = |entry: &MountEntry| {
                 entry.device == device.device || entry.source.as_str() == name.to_string()
-            })?;
+            };
+            let unmounted = self.unmount_all(record, directory, shut, of_branch);
+            unmounted.map_err(|reason| if shut { reason } else { used(reason) })?;
         }
-        Ok(())
+        Ok(shut)
+    }
+
+    /// The processes that hold the device; `None` where that cannot be told.
+    fn holders(&self, device: &LoopDevice) -> Option<Vec<Holder>> {
+        let found = self.host.holders(device);
+        found.inspect_err(|error| tracing::debug!(%error, "who holds a branch is not known")).ok().flatten()
+    }
+
+    /// Who uses the branch, to be put after what is to be done; empty where that is not known.
+    fn who(&self, record: Option<&Record>, devices: &[LoopDevice]) -> String {
+        let holders: Vec<Holder> =
+            devices.iter().filter_map(|device| self.holders(device)).flatten().collect();
+        let targets = record.into_iter().flat_map(|record| &record.publishes);
+        match named(&holders, targets.map(|publish| publish.target.as_path())).as_str() {
+            "" => String::new(),
+            who => format!(": {who}"),
+        }
     }
 
     /// Takes away the volume's mounts on this node that are of the branch, and overlays of it. Those in workloads' namespaces
@@ -143,6 +189,7 @@ impl Core {
         &self,
         record: Option<&Record>,
         directory: &Path,
+        lazily: bool,
         of_branch: impl Fn(&MountEntry) -> bool,
     ) -> Result<(), String> {
         let table = self.host.mounts().map_err(|e| e.to_string())?;
@@ -152,7 +199,7 @@ impl Core {
         let ours = |entry: &&MountEntry| of_branch(entry) || Some(entry.device) == overlay;
         let points: Vec<PathBuf> = table.entries.iter().filter(ours).map(|e| e.mount_point.clone()).collect();
         for point in points.iter().rev() {
-            self.host.unmount(point, true).map_err(|e| e.to_string())?;
+            self.host.unmount(point, lazily).map_err(|e| e.to_string())?;
         }
         Ok(())
     }

@@ -23,6 +23,7 @@ mod end_use;
 mod error;
 mod flags;
 mod following;
+mod holders;
 mod keys;
 mod links;
 mod look;

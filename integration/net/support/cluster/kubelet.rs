@@ -44,6 +44,8 @@ pub enum Agent {
     WithPool,
     /// Without any: the node can only use volumes.
     WithoutPool,
+    /// With the node's pool, and taken out of the storage network.
+    OffNetwork,
 }
 
 /// A machine of the cluster.
@@ -72,14 +74,15 @@ impl Node<'_> {
     /// Writes the agent's configuration; it is read at its next start.
     pub fn configure(&self, agent: Agent) -> Result {
         let pools = match agent {
-            Agent::WithPool => format!("[{{name: disk, path: {POOL}, reserve: 4Mi}}]"),
+            Agent::WithPool | Agent::OffNetwork => format!("[{{name: disk, path: {POOL}, reserve: 4Mi}}]"),
             Agent::WithoutPool => "[]".to_owned(),
         };
+        let interface = if agent == Agent::OffNetwork { "\"off\"" } else { "eth0" };
         // Where many share the processors, an agent may not be able to renew its lease within half a minute.
         let lease = std::env::var("LEASE").unwrap_or_else(|_| "30s".to_owned());
         let text = format!(
             "store: kubernetes\nkubernetes: {{kubeconfig: /state/etc/kubeconfig, kubeletDir: {KUBELET}, leaseDuration: {lease}}}\n\
-             stateDir: /state/union-csi\nnetwork: {{interface: eth0}}\npools: {pools}\n"
+             stateDir: /state/union-csi\nnetwork: {{interface: {interface}}}\npools: {pools}\n"
         );
         self.machine.write("/state/etc/agent.yaml", text.as_bytes())
     }
