@@ -124,10 +124,12 @@ vm_systemd() {
     local from root="$WORK/root" unit program
     from=$(dirname "$(readlink -f "$(command -v systemd)")")
     for program in systemd systemd-shutdown; do vm_add "$from/$program"; done
-    for program in systemctl systemd-run; do vm_add "$(readlink -f "$(command -v "$program")")"; done
+    vm_add "$(readlink -f "$(command -v systemctl)")"
     mkdir -p "$root/etc/systemd/system/multi-user.target.wants" "$root$from/system"
     for unit in "${SYSTEMD_UNITS[@]}"; do cp "$from/system/$unit" "$root$from/system/"; done
     ln -s multi-user.target "$root$from/system/default.target"
+    # Where it was built to look for itself.
+    [ -e "$root/lib/systemd" ] || ln -s "$from" "$root/lib/systemd"
     printf '[Manager]\nLogTarget=console\nDefaultStandardOutput=null\n' >"$root/etc/systemd/system.conf"
     printf '%032d\n' 1 >"$root/etc/machine-id"
     echo "exec $from/systemd" >"$WORK/exec-systemd"

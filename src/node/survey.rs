@@ -203,10 +203,12 @@ impl Survey {
 
     /// Looks again and again until `stop`.
     pub async fn run(&self, stop: CancellationToken) {
-        while self.leaving {
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(EVERY) => self.look_back().await,
+        if self.leaving {
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(EVERY) => self.look_back().await,
+                }
             }
         }
         let mut changes: Option<BoxStream<'static, ()>> = None;
