@@ -163,6 +163,10 @@ fn a_node_that_is_detached_under_its_pod_writes_no_more_while_the_others_go_on()
         let (a, b, c) = (cluster.node("a"), cluster.node("b"), cluster.node("c"));
         let (on_b, on_c) = (Node::target(&volume, "b"), Node::target(&volume, "c"));
         let size = || b.machine.run(format!("stat -c %s {on_b}/a"));
+        cluster.within(BOUND, "its owner has fenced it", || {
+            let told = cluster.branches_of(&volume).remove(0).status.sharing?;
+            (!told.consumers.iter().any(|sharer| sharer.node.as_str() == "a")).then_some(())
+        });
         let before = size()?;
         running[1..].iter_mut().zip(["b", "c"]).for_each(|(writer, file)| goes_on(writer, file));
         assert_eq!(size()?, before, "nothing of the node that was fenced landed");

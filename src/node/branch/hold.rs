@@ -97,7 +97,8 @@ impl Branches {
         self.host.boot_id().map_err(failed)
     }
 
-    /// The branches of which `which` holds, in the pools that can be used now, as their identities tell them.
+    /// The branches of which `which` holds, in the pools that can be used now, as their identities tell them. Copies of
+    /// branches of other places are none.
     pub(in crate::node) fn specs(
         &self,
         node: &NodeName,
@@ -110,6 +111,7 @@ impl Branches {
                 let path = place(&pool, &branch);
                 if let Ok(Ok(record)) = record::read_or_why(&self.host, &path)
                     && record.branch == branch
+                    && record.elsewhere(node, &pool.name).is_none()
                     && which(&self.host, &path)
                 {
                     found.push(record.spec(node, &pool.name));

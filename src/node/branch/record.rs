@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::domain::policy::FsType;
 use crate::domain::pool::Enforcement;
 use crate::domain::split::BranchFormat;
-use crate::domain::{BranchId, Bytes, VolumeId};
+use crate::domain::{BranchId, Bytes, NodeName, PoolName, VolumeId};
 use crate::platform::{Host, Result};
 use crate::store::object::BranchSpec;
 
@@ -35,6 +35,12 @@ const LIMIT: usize = 64 * 1024;
 pub(in crate::node) struct BranchRecord {
     pub(in crate::node) version: u32,
     pub(in crate::node) branch: BranchId,
+    /// Where it was made: a copy elsewhere is another's. Absent in identities of before this was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::node) node: Option<NodeName>,
+    /// The pool there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::node) pool: Option<PoolName>,
     pub(in crate::node) volume: VolumeId,
     pub(in crate::node) index: u32,
     pub(in crate::node) size: Bytes,
@@ -64,6 +70,8 @@ impl BranchRecord {
         Self {
             version: VERSION,
             branch: spec.id.clone(),
+            node: Some(spec.node.clone()),
+            pool: Some(spec.pool.clone()),
             volume: spec.volume.clone(),
             index: spec.index,
             size: spec.size,
@@ -77,6 +85,14 @@ impl BranchRecord {
         }
     }
 
+    /// Why it is the identity of a branch somewhere else, which was copied here by hand; `None` where it is none.
+    pub(in crate::node) fn elsewhere(&self, node: &NodeName, pool: &PoolName) -> Option<String> {
+        let (there, of) = (self.node.as_ref().unwrap_or(node), self.pool.as_ref().unwrap_or(pool));
+        ((there, of) != (node, pool)).then(|| {
+            format!("its {RECORD} says that it lies in pool {of} of node {there}: this is a copy, or was moved by hand")
+        })
+    }
+
     /// What of it is not as the spec wants; `None` where all is.
     pub(in crate::node) fn differs(&self, spec: &BranchSpec) -> Option<String> {
         fn pair<T: PartialEq + std::fmt::Debug>(what: &str, have: &T, want: &T) -> Option<String> {
@@ -84,6 +100,7 @@ impl BranchRecord {
         }
         pair("version", &self.version, &VERSION)
             .or_else(|| pair("branch", &self.branch.as_str(), &spec.id.as_str()))
+            .or_else(|| self.elsewhere(&spec.node, &spec.pool))
             .or_else(|| pair("volume", &self.volume.as_str(), &spec.volume.as_str()))
             .or_else(|| pair("index", &self.index, &spec.index))
             .or_else(|| pair("size", &self.size.get(), &spec.size.get()))
@@ -156,6 +173,12 @@ mod tests {
         assert_eq!(record.differs(&spec()), None);
         let other = BranchRecord { volume: "w".parse().unwrap(), ..record.clone() };
         assert!(other.differs(&spec()).unwrap().contains("volume \"w\", expected \"v\""));
+        for (node, pool) in [("m", "p"), ("n", "q")] {
+            let copied = BranchSpec { node: node.parse().unwrap(), pool: pool.parse().unwrap(), ..spec() };
+            assert!(record.differs(&copied).unwrap().contains("pool p of node n: this is a copy"));
+            let of_before = BranchRecord { node: None, pool: None, ..record.clone() };
+            assert_eq!(of_before.differs(&copied), None);
+        }
         let newer = BranchRecord { version: 2, ..record };
         assert!(newer.differs(&spec()).unwrap().contains("version"));
     }
