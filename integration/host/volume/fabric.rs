@@ -15,7 +15,7 @@ use union_csi::platform::{Gate, Host};
 use crate::support::run;
 
 /// What the other node exports, and what this one has attached; outlives agents.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Fabric {
     state: Mutex<State>,
     /// Asked before each call: it may fail.
@@ -30,6 +30,12 @@ struct State {
     /// The other node does not answer.
     away: bool,
     forced: Vec<ExportId>,
+}
+
+impl std::fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fabric").field("state", &self.state).finish_non_exhaustive()
+    }
 }
 
 impl Fabric {

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::domain::reach::Transport;
 use crate::domain::{BranchId, Bytes, Secret};
 use crate::node::transport::{
-    Attached, Consumer, Endpoint, Ends, ExportId, Exported, Owner, Patience, Peer, Source, TransportError,
+    Attached, Consumer, Endpoint, Ends, ExportId, Exported, Owner, Patience, Peer, Right, Source,
+    TransportError,
 };
 
 const OFF: &str = "this node takes no part in the storage network (network.interface); what was lent before is served on and \
@@ -33,7 +34,7 @@ impl Owner for LeavingOwner {
         off("export a branch")
     }
 
-    fn allow(&self, _: &ExportId, _: &Peer, _: Option<&Secret>) -> Result<(), TransportError> {
+    fn allow(&self, _: &ExportId, _: &Peer, _: Right, _: Option<&Secret>) -> Result<(), TransportError> {
         off("let a node use a branch")
     }
 
