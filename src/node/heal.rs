@@ -164,7 +164,8 @@ impl Healer {
                 }
                 Some(glanced) = self.glances.join_next() => match glanced {
                     Ok((failing, next)) => {
-                        self.mark(failing);
+                        // At once, whatever pause they are in: another branch may be waited for.
+                        self.due.extend(failing.into_iter().map(|volume| (volume, Instant::now())));
                         next_glance = next;
                     }
                     Err(error) => {

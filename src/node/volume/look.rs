@@ -9,13 +9,14 @@ use super::links::{LinkSeen, VolumeLinks};
 use super::parallel::parallel;
 use super::record::{Phase, Record, StagedBranch, branch_mount};
 use super::remote::outdated;
-use super::slot::Slot;
+use super::slot::{Glanced, Slot};
 use super::view::{Found, View};
 use super::{ANSWER_TIMEOUT, Core, DATA};
 use crate::domain::VolumeId;
 use crate::domain::split::BranchFormat;
 use crate::domain::union::UnionKind;
 use crate::node::union::UnionState;
+use crate::platform::mount::Liveness;
 use crate::platform::process::ProcessId;
 use crate::platform::{Host, HostError};
 
@@ -24,6 +25,12 @@ const PARALLEL_LOOKS: usize = 4;
 
 /// How long one branch may take to say that it is there before it is looked at more closely.
 const GLANCE_BOUND: Duration = Duration::from_secs(2);
+
+/// The same where another node answers: a slow network is no fault, and the others wait for this answer.
+const DISTANT_GLANCE_BOUND: Duration = Duration::from_secs(1);
+
+/// Branches of other nodes asked at the same time: each question waits for a network.
+const PARALLEL_GLANCES: usize = 16;
 
 impl Core {
     /// The volumes that are not as they should be at a first look, and how many volumes there are.
@@ -38,14 +45,30 @@ impl Core {
         Ok((kept.collect(), count))
     }
 
-    /// The volumes of which a branch under a running MergerFS does not answer as it should; a few microseconds a branch.
+    /// The volumes of which a branch under a running MergerFS does not answer as it should; a few microseconds a branch, and one
+    /// request to its owner where it is a directory of another node.
     pub(super) fn failing(&self) -> Result<Vec<VolumeId>, HostError> {
-        let (volumes, paths): (Vec<_>, Vec<_>) = self.slots.branches().into_iter().unzip();
-        if paths.is_empty() {
-            return Ok(Vec::new());
+        let (distant, near): (Vec<_>, Vec<_>) =
+            self.slots.branches().into_iter().partition(|(_, glanced)| glanced.distant);
+        let mut failing: Vec<(VolumeId, Liveness)> = Vec::new();
+        if !near.is_empty() {
+            let paths = near.iter().map(|(_, glanced)| glanced.path.clone()).collect();
+            let found = self.host.not_alive(paths, GLANCE_BOUND)?;
+            failing.extend(found.into_iter().filter_map(|(n, how)| Some((near.get(n)?.0.clone(), how))));
         }
-        let found = self.host.not_alive(paths, GLANCE_BOUND)?;
-        let mut failing: Vec<_> = found.into_iter().filter_map(|(n, _)| volumes.get(n).cloned()).collect();
+        // One that only waits does so with its owner, which the closer look judges by its link.
+        let asked = parallel(&distant, PARALLEL_GLANCES, |(volume, glanced)| {
+            let answer = self.host.inode_alive(&glanced.path, DISTANT_GLANCE_BOUND);
+            answer.ok().map(|how| (volume.clone(), how))
+        });
+        failing.extend(asked.into_iter().flatten().filter(|(_, how)| matches!(how, Liveness::Dead(_))));
+        for (volume, how) in &failing {
+            if matches!(how, Liveness::Dead(_)) {
+                self.slots.of(volume).hints().over_failed = true;
+            }
+        }
+        let mut failing: Vec<_> = failing.into_iter().map(|(volume, _)| volume).collect();
+        failing.sort();
         failing.dedup();
         Ok(failing)
     }
@@ -53,16 +76,18 @@ impl Core {
     /// Notes what a running MergerFS runs over, for [`Core::failing`].
     pub(super) fn note_branches(&self, slot: &Slot, record: &Record) {
         let directory = self.records.directory(record.volume());
-        let data = |b: &StagedBranch| branch_mount(&directory, b.spec.index).join(DATA);
-        // What NFS is asked it asks its server, and waits with it.
-        let asked = |b: &&StagedBranch| b.spec.node == self.node || b.spec.format == BranchFormat::Image;
-        let branches: Vec<_> = record.serving().filter(asked).map(data).collect();
+        let glanced = |b: &StagedBranch| Glanced {
+            index: b.spec.index,
+            path: branch_mount(&directory, b.spec.index).join(DATA),
+            distant: b.spec.node != self.node && b.spec.format == BranchFormat::Directory,
+        };
+        let branches: Vec<_> = record.serving().map(glanced).collect();
         if slot.hints().branches == branches {
             return;
         }
-        for path in &branches {
+        for glanced in branches.iter().filter(|glanced| !glanced.distant) {
             let Some(errors) = self.errors.clone() else { break };
-            let point = path.clone();
+            let (path, point) = (&glanced.path, glanced.path.clone());
             let mark = move |host: &Host| host.watch_fs_errors(&errors, &point);
             if let Err(error) = self.host.within("watching", path, ANSWER_TIMEOUT, mark) {
                 tracing::debug!(volume.id = %record.volume(), error = %error, "errors of a branch's filesystem are not told");
@@ -164,6 +189,9 @@ impl Core {
         let directory = self.records.directory(record.volume());
         let now = self.host.running_for();
         let links = self.links_of(record);
+        // A branch that the union runs without is waited for no more; it would keep the others from being asked.
+        let serves = |index: &u32| record.serving().any(|branch| branch.spec.index == *index);
+        slot.hints().hung_branches.retain(|index, _| serves(index));
         record
             .serving()
             .map(|branch| {

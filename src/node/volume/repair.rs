@@ -73,6 +73,15 @@ impl Core {
         if record.phase != Phase::Staged {
             return self.heal_unfinished(slot, &mut record);
         }
+        let over_failed = std::mem::take(&mut slot.hints().over_failed);
+        let process = slot.hints().process.clone().filter(|_| record.kind == UnionKind::Mergerfs);
+        // A closer look asks owners and disks, which may take seconds: until then it would hide files.
+        if let Some(process) = process.filter(|_| over_failed) {
+            tracing::warn!(volume.id = %volume, process.id = process.pid, "the union is taken down: one of its branches failed");
+            if let Err(error) = self.take_down(slot, &record, Some(&process), &[]) {
+                return self.troubled(slot, volume, &error.to_string());
+            }
+        }
         let looked = match view {
             Some(view) => self.look(slot, &record, view),
             None => self.view(&record).and_then(|view| self.look(slot, &record, &view)),
@@ -114,7 +123,7 @@ impl Core {
             }
             return Outcome::Troubled { reason: reason.unwrap_or_default(), pause };
         }
-        if seen.union == UnionSeen::Gone {
+        if seen.union == UnionSeen::Gone && !over_failed {
             Tally::count(&self.tally.deaths);
         }
         let rejoin = action == Action::Rejoin;

@@ -18,6 +18,17 @@ pub(super) struct Slot {
     hints: Mutex<Hints>,
 }
 
+/// A branch that is asked again and again whether it is well, while a MergerFS runs over it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Glanced {
+    /// Its number.
+    pub(super) index: u32,
+    /// Its `data` directory.
+    pub(super) path: PathBuf,
+    /// Another node answers the question, and whoever asks waits for it.
+    pub(super) distant: bool,
+}
+
 /// What was last seen of a volume.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hints {
@@ -35,8 +46,10 @@ pub(super) struct Hints {
     pub(super) next_attempt: Option<Instant>,
     /// Since when its process has not answered, and how often it was asked.
     pub(super) hung: Option<(Instant, u32)>,
-    /// The `data` directories of the branches that its MergerFS runs over.
-    pub(super) branches: Vec<PathBuf>,
+    /// The branches that its MergerFS runs over.
+    pub(super) branches: Vec<Glanced>,
+    /// One of them was just found to have failed: the MergerFS is ended before anything is looked at more closely.
+    pub(super) over_failed: bool,
     /// Since when branches have not answered, by number, in the time that this machine has run.
     pub(super) hung_branches: BTreeMap<u32, Duration>,
     /// How the connections to its branches of other nodes stand, by number, and since when.
@@ -74,13 +87,14 @@ impl Slots {
         map.iter().filter_map(|(v, s)| s.hints().process.clone().map(|p| (v.clone(), p))).collect()
     }
 
-    /// The `data` directories of all branches under a MergerFS, but for the volumes of which one does not answer.
-    pub(super) fn branches(&self) -> Vec<(VolumeId, PathBuf)> {
+    /// All branches under a MergerFS, but for those that do not answer.
+    pub(super) fn branches(&self) -> Vec<(VolumeId, Glanced)> {
         let map = self.map();
         let of = |(volume, slot): (&VolumeId, &Arc<Slot>)| {
             let hints = slot.hints();
-            let asked = if hints.hung_branches.is_empty() { hints.branches.clone() } else { Vec::new() };
-            asked.into_iter().map(|path| (volume.clone(), path)).collect::<Vec<_>>()
+            let asked =
+                hints.branches.iter().filter(|glanced| !hints.hung_branches.contains_key(&glanced.index));
+            asked.map(|glanced| (volume.clone(), glanced.clone())).collect::<Vec<_>>()
         };
         map.iter().flat_map(of).collect()
     }
@@ -104,5 +118,22 @@ impl Slots {
 
     fn map(&self) -> MutexGuard<'_, HashMap<VolumeId, Arc<Slot>>> {
         self.by_volume.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_branch_that_does_not_answer_keeps_no_other_from_being_asked() {
+        let slots = Slots::default();
+        let volume: VolumeId = "vol".parse().unwrap();
+        let glanced = |index: u32| Glanced { index, path: format!("/b/{index}").into(), distant: index > 0 };
+        let slot = slots.of(&volume);
+        slot.hints().branches = (0..3).map(glanced).collect();
+        slot.hints().hung_branches.insert(1, Instant::now());
+        let asked: Vec<_> = slots.branches().into_iter().map(|(_, glanced)| glanced.index).collect();
+        assert_eq!(asked, [0, 2]);
     }
 }

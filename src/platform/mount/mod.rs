@@ -383,12 +383,25 @@ impl Host {
         self.enter("statfs", path)?;
         let asked = path.to_owned();
         let ask = move || rustix::fs::statfs(&asked).and_then(|_| ask_inode(&asked));
-        let answer = self.probes.ask(path, bound, ask)?;
-        Ok(match answer {
-            None => Liveness::Hung,
-            Some(Ok(_)) => Liveness::Alive,
-            Some(Err(errno)) => Liveness::Dead(errno.raw_os_error()),
-        })
+        Ok(told(self.probes.ask(path, bound, ask)?))
+    }
+
+    /// As [`Host::liveness`], for the inode alone: one request where another machine is asked.
+    ///
+    /// # Errors
+    /// No thread could be started.
+    pub fn inode_alive(&self, path: &Path, bound: Duration) -> Result<Liveness> {
+        self.enter("stat", path)?;
+        let asked = path.to_owned();
+        Ok(told(self.probes.ask(path, bound, move || ask_inode(&asked))?))
+    }
+}
+
+fn told(answer: Option<std::result::Result<(), Errno>>) -> Liveness {
+    match answer {
+        None => Liveness::Hung,
+        Some(Ok(())) => Liveness::Alive,
+        Some(Err(errno)) => Liveness::Dead(errno.raw_os_error()),
     }
 }
 
