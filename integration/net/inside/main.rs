@@ -8,6 +8,7 @@
 mod agent;
 mod bare;
 mod csi;
+mod known;
 mod load;
 mod nfs;
 mod owner;
@@ -31,6 +32,7 @@ const AREAS: &[(&str, Area)] = &[
     ("agent", agent::run),
     ("bare", bare::run),
     ("csi", csi::run),
+    ("known", known::run),
     ("load", load::run),
     ("nfs", nfs::run),
     ("owner", owner::run),

@@ -24,16 +24,33 @@ pub struct Fault {
 }
 
 /// Names of the records, in the order of the table.
-pub const FAULTS: [&str; 9] = [
+pub const FAULTS: [&str; 26] = [
     "agent-killed",
     "agent-replaced",
     "link-cut",
+    "link-one-way",
+    "link-delay",
+    "link-limit",
+    "owner-still",
+    "owner-still-long",
     "owner-power",
     "owner-power-union",
+    "owner-pool-late",
+    "owner-reboot",
     "branch-timeout",
+    "owner-full",
+    "owner-full-thin",
+    "owner-disk-fails",
+    "both-power",
     "consumer-power",
+    "consumer-reboot",
     "consumer-partitioned",
     "api-away",
+    "records-cut",
+    "records-away",
+    "records-fenced",
+    "records-export",
+    "records-shutdown",
 ];
 
 fn directory() -> PathBuf {

@@ -89,11 +89,22 @@ impl Node<'_> {
 
     /// Everything that a boot does before the kubelet, and the agent.
     pub fn start_agent(&self) -> Result {
+        self.mount_pool()?;
+        self.start_agent_only()
+    }
+
+    /// Mounts the pool, unless it is.
+    pub fn mount_pool(&self) -> Result {
+        let mount = format!("mkdir -p {POOL}; grep -q ' {POOL} ' /proc/mounts || mount /disk/data {POOL}");
+        self.machine.run(mount).map(drop)
+    }
+
+    /// As [`Node::start_agent`], whether or not the pool is mounted.
+    pub fn start_agent_only(&self) -> Result {
         let script = format!(
             "mount --make-rshared /
              mkdir -p /state {POOL}
              grep -q ' /state ' /proc/mounts || mount /disk/state /state
-             grep -q ' {POOL} ' /proc/mounts || mount /disk/data {POOL}
              if ! ip addr show eth1 | grep -q 'inet '; then ip addr add {} dev eth1; fi
              ip link set eth1 up
              setsid /programs/union-csi agent --config /state/etc/agent.yaml >>{LOG} 2>&1 </dev/null &
@@ -254,17 +265,34 @@ impl Node<'_> {
 
     /// Starts a pod's writer: appends to these files of its volume, in a mount namespace of its own.
     pub fn write(&self, volume: &Volume, pod: &str, tag: &str, files: &[String]) -> Result<Running> {
-        let (target, files) = (Self::target(volume, pod), files.join(" "));
+        self.pod(volume, pod, tag, |data| format!("workload append {data} {tag} {}", files.join(" ")))
+    }
+
+    /// Starts a pod's program that looks up these paths of its volume, which exist, and tries to make them anew.
+    pub fn look(&self, volume: &Volume, pod: &str, names: &[String]) -> Result<Running> {
+        self.pod(volume, pod, "look", |data| format!("known look {data} {}", names.join(" ")))
+    }
+
+    /// Starts a program of `inside` with the volume in a mount namespace of its own.
+    fn pod(
+        &self,
+        volume: &Volume,
+        pod: &str,
+        container: &str,
+        action: impl FnOnce(&str) -> String,
+    ) -> Result<Running> {
+        let (target, data) = (Self::target(volume, pod), format!("/tmp/{pod}-{container}"));
+        let action = action(&data);
         let script = format!(
-            "exec unshare --mount --propagation private -- bash -c 'mkdir -p /tmp/{pod} && mount --bind {target} /tmp/{pod} && \
-             cd / && exec inside workload append /tmp/{pod} {tag} {files}'"
+            "exec unshare --mount --propagation private -- bash -c 'mkdir -p {data} && mount --bind {target} {data} && \
+             cd / && exec inside {action}'"
         );
         let mut running = self.machine.start_command(script, WRITER_BOUND)?;
         let begun = Instant::now();
         while !running.says("begins", Duration::from_secs(5))? {
             assert!(
                 !running.has_ended() && begun.elapsed() < BOUND,
-                "the writer does not begin: {running:?}"
+                "the workload does not begin: {running:?}"
             );
         }
         Ok(running)

@@ -240,6 +240,37 @@ impl Cluster {
         found.expect("attachments").into_iter().filter_map(|each| each.metadata.name).collect()
     }
 
+    /// Makes the branches' reports name another address of their owner, with the port that is there.
+    pub fn say_address(&self, volume: &Volume, address: &str) {
+        for branch in self.branches_of(volume) {
+            let name = branch.meta.name.clone();
+            self.block_on(async {
+                let store = self.store();
+                let branches = store.branches();
+                loop {
+                    let mut found = branches.get(&name).await.expect("an answer").expect("the branch");
+                    let report = found.status.export.as_mut().expect("it is exported");
+                    let port = report.address.as_deref().and_then(|a| a.rsplit(':').next()).expect("a port");
+                    report.address = Some(format!("{address}:{port}"));
+                    match branches.update_status(found).await {
+                        Ok(_) => break,
+                        Err(union_csi::store::StoreError::Conflict { .. }) => {}
+                        Err(error) => panic!("{error}"),
+                    }
+                }
+            });
+        }
+    }
+
+    /// What was told about a claim by events.
+    pub fn events_of(&self, claim: &str) -> Vec<String> {
+        let events =
+            self.block_on(self.named::<k8s_openapi::api::core::v1::Event>().list(&Default::default()));
+        let events = events.map(|list| list.items).unwrap_or_default();
+        let about = events.into_iter().filter(|e| e.involved_object.name.as_deref() == Some(claim));
+        about.filter_map(|event| event.message).collect()
+    }
+
     /// Deletes a claim and waits until its volume is gone.
     pub fn delete(&self, volume: &Volume) {
         let claims: Api<PersistentVolumeClaim> = self.named();

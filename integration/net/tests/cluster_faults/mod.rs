@@ -1,9 +1,13 @@
 //! What a pod sees when something fails beneath its volume, or when it moves in the midst of that.
 
 mod agents;
+mod bad_input;
 mod consumers;
+mod disks;
 mod links;
 mod owners;
+mod records;
+mod returns;
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -29,12 +33,17 @@ pub(super) fn log() -> Vec<String> {
 
 /// A bound volume of one branch, on that node.
 pub(super) fn on_node(cluster: &Cluster, name: &str, node: &str, parameters: Value) -> Volume {
+    sized_on_node(cluster, name, "96Mi", node, parameters)
+}
+
+/// The same of that size.
+fn sized_on_node(cluster: &Cluster, name: &str, size: &str, node: &str, parameters: Value) -> Volume {
     let mut all = json!({"nodeSelector": format!("kubernetes.io/hostname={node}"), "maxBranches": "1"});
     if let (Value::Object(all), Value::Object(more)) = (&mut all, parameters) {
         all.extend(more);
     }
     cluster.class(name, "Immediate", all);
-    let volume = cluster.bound(&cluster.claim(name, name, "96Mi"));
+    let volume = cluster.bound(&cluster.claim(name, name, size));
     let owners: Vec<_> = cluster.branches_of(&volume).iter().map(|b| b.spec.node.to_string()).collect();
     assert_eq!(owners, [node]);
     volume
@@ -102,4 +111,128 @@ fn one_on_each(
     }
     assert_eq!(files.len(), branches.len(), "a file on each branch: {found}");
     Ok(files)
+}
+
+/// A pod on one node that writes to a volume whose only branch is on another.
+struct Pod<'c> {
+    cluster: &'c Cluster,
+    volume: Volume,
+    /// Its node.
+    on: &'c str,
+    /// Where the volume is, on the host.
+    data: String,
+    writer: Running,
+}
+
+/// What makes a class's branches directories, on pools that have no quotas.
+fn directory() -> Value {
+    json!({"branchFormat": "directory", "enforcement": "none"})
+}
+
+impl<'c> Pod<'c> {
+    /// With some records safe, on node `a`; the branch is on `b`.
+    fn begin(cluster: &'c Cluster, name: &str, size: &str, parameters: Value) -> Result<Self> {
+        let (volume, on) = (sized_on_node(cluster, name, size, "b", parameters), "a");
+        cluster.attach(&volume, on);
+        let node = cluster.node(on);
+        let data = node.mount(&volume, name)?;
+        let mut writer = node.write(&volume, name, "x", &log())?;
+        goes_on(&mut writer, &log(), SOME)?;
+        Ok(Self { cluster, volume, on, data, writer })
+    }
+
+    /// One with an image and one with a directory.
+    fn both(cluster: &'c Cluster, name: &str, parameters: &Value) -> Result<[Self; 2]> {
+        let mut directory = directory();
+        if let (Value::Object(all), Value::Object(more)) = (&mut directory, parameters.clone()) {
+            all.extend(more);
+        }
+        Ok([
+            Self::begin(cluster, &format!("{name}-image"), "48Mi", parameters.clone())?,
+            Self::begin(cluster, &format!("{name}-directory"), "48Mi", directory)?,
+        ])
+    }
+
+    fn name(&self) -> &str {
+        &self.volume.claim
+    }
+
+    fn told(&mut self) -> Told {
+        Told::read(&self.writer.output_so_far())
+    }
+
+    /// Waits until more records are safe.
+    fn goes_on(&mut self) -> Result<Told> {
+        goes_on(&mut self.writer, &log(), SOME / 2)
+    }
+
+    /// Waits until a call fails.
+    fn fails(&mut self) {
+        let (cluster, what) = (self.cluster, format!("the writer of {} is given an error", self.name()));
+        cluster.within(BOUND, &what, || (!self.told().errors.is_empty()).then_some(()));
+    }
+
+    /// Whether the volume is reported as not well, and the words.
+    fn condition(&self) -> Result<(bool, String)> {
+        let stats = self.cluster.node(self.on).stats(&self.volume, self.name())?;
+        Ok((stats["abnormal"] == json!(true), stats["message"].as_str().unwrap_or_default().to_owned()))
+    }
+
+    /// Waits until the volume is reported as not well; the words.
+    fn unwell(&self) -> String {
+        self.cluster.within(BOUND, &format!("{} is reported as not well", self.name()), || {
+            self.condition().ok().filter(|(abnormal, _)| *abnormal).map(|(_, message)| message)
+        })
+    }
+
+    /// Waits until it is reported as well.
+    fn well(&self) {
+        self.cluster.within(BOUND, &format!("{} is reported as well", self.name()), || {
+            self.condition().ok().filter(|(abnormal, _)| !*abnormal).map(drop)
+        });
+    }
+
+    /// Ends the writer, looks for every safe record, and ends the volume.
+    fn leave(self) -> Result<Told> {
+        let Self { cluster, volume, on, data, writer } = self;
+        let told = ends(writer)?;
+        told.require_in(LOG, "x", &text(cluster.node(on), &data, LOG)?);
+        leave(cluster, &volume, on, &volume.claim)?;
+        Ok(told)
+    }
+}
+
+/// The longest pause of several writers, in seconds.
+fn longest(told: &[Told]) -> Option<f64> {
+    told.iter().filter_map(Told::longest_pause_seconds).reduce(f64::max)
+}
+
+/// How many calls failed, of several writers.
+fn errors(told: &[Told]) -> usize {
+    told.iter().map(|told| told.errors.len()).sum()
+}
+
+/// The numbers of the errors that a writer was given, each once.
+fn errnos(told: &Told) -> Vec<i32> {
+    let mut errnos: Vec<i32> = told.errors.iter().map(|(_, _, errno)| *errno).collect();
+    errnos.sort_unstable();
+    errnos.dedup();
+    errnos
+}
+
+/// No process of the node waits for what not even a kill ends.
+fn no_one_is_stuck(cluster: &Cluster, node: &str) {
+    let look = "for each in /proc/[0-9]*; do
+            [ \"$(sed -n 's/^State:\\t\\(.\\).*/\\1/p' $each/status 2>/dev/null)\" = D ] || continue
+            [ -s $each/cmdline ] && echo \"$(tr '\\0' ' ' <$each/cmdline): $(cat $each/wchan)\"
+        done; true";
+    let mut before = None;
+    cluster.within(BOUND, "no process waits without an end", || {
+        let stuck = cluster.node(node).machine.run(look).ok()?;
+        if before.as_ref() != Some(&stuck) {
+            eprintln!("waiting on {node}: {stuck:?}");
+        }
+        before = Some(stuck.clone());
+        stuck.is_empty().then_some(())
+    });
 }
