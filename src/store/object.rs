@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use schemars::JsonSchema;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::domain::access::shared::{Sharing, SharingReport};
@@ -13,7 +13,7 @@ use crate::domain::access::{Access, ExportReport};
 use crate::domain::id::MAX_NAME;
 use crate::domain::policy::FsType;
 use crate::domain::pool::{Enforcement, PoolReport};
-use crate::domain::reach::{StorageNetwork, TransportReport};
+use crate::domain::reach::{StorageNetwork, Transport, TransportReport};
 use crate::domain::split::{BranchFormat, PlannedBranch};
 use crate::domain::unclaimed::Unclaimed;
 use crate::domain::volume::{AccessMode, VolumeMode};
@@ -498,8 +498,8 @@ pub struct StorageNodeStatus {
     /// Kernel release.
     #[serde(default)]
     pub kernel: String,
-    /// What it can carry between itself and other nodes; empty: not probed.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    /// What it can carry between itself and other nodes; empty: not probed. Transports of a later version are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "known_transports")]
     pub transports: Vec<TransportReport>,
     /// Where it is reached by other nodes; absent: not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -517,6 +517,18 @@ pub struct StorageNodeStatus {
     /// Conditions.
     #[serde(default)]
     pub conditions: Vec<Condition>,
+}
+
+/// What a later version's agent carries besides is nothing that this one could use, and no reason to leave its node out.
+fn known_transports<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<TransportReport>, D::Error> {
+    let known = |report: &serde_json::Value| {
+        report.get("transport").is_none_or(|name| Transport::deserialize(name).is_ok())
+    };
+    let all = Vec::<serde_json::Value>::deserialize(from)?;
+    all.into_iter()
+        .filter(known)
+        .map(|report| serde_json::from_value(report).map_err(D::Error::custom))
+        .collect()
 }
 
 impl Object for StorageNode {
@@ -540,7 +552,93 @@ impl Object for StorageNode {
 
 #[cfg(test)]
 mod tests {
+    use serde::de::DeserializeOwned;
+    use serde_json::{Value, json};
+
     use super::*;
+
+    /// The object as a later version would write it: with more in each of its parts. Labels are not parts.
+    fn of_later(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields
+                    .iter_mut()
+                    .filter(|(name, _)| *name != "labels")
+                    .for_each(|(_, value)| of_later(value));
+                fields.insert("ofLater".to_owned(), json!({"version": 9}));
+            }
+            Value::Array(values) => values.iter_mut().for_each(of_later),
+            _ => {}
+        }
+    }
+
+    fn is_read_from_a_later_version<T: DeserializeOwned + PartialEq + std::fmt::Debug>(value: &Value) {
+        let ours: T = serde_json::from_value(value.clone()).unwrap();
+        let mut later = value.clone();
+        of_later(&mut later);
+        assert_eq!(serde_json::from_value::<T>(later).unwrap(), ours);
+    }
+
+    fn node() -> Value {
+        let able = |transport: &str| {
+            let able = json!({"able": true});
+            json!({"transport": transport, "owner": able, "consumer": able, "authentication": {"able": false, "reason": "old"}})
+        };
+        json!({
+            "labels": {"zone": "x"},
+            "pools": [{"name": "disk", "total": 9, "free": 8}],
+            "agentVersion": "9.0.0",
+            "transports": [able("nvme-tcp"), able("nfs")],
+            "network": {"interface": "eth0", "addresses": ["10.0.0.1"]},
+            "conditions": [],
+        })
+    }
+
+    fn branch() -> Value {
+        json!({
+            "phase": "Bound",
+            "export": {
+                "generation": 3, "address": "10.0.0.1:4420", "name": "nqn", "transport": "nvme-tcp",
+                "allowed": {"consumer": "a", "epoch": 2}, "bootId": "boot",
+            },
+            "conditions": [],
+        })
+    }
+
+    #[test]
+    fn what_a_later_version_adds_is_passed_over() {
+        is_read_from_a_later_version::<StorageNodeStatus>(&node());
+        is_read_from_a_later_version::<BranchStatus>(&branch());
+        let attached = json!({"node": "a", "accessMode": "SingleNodeWriter"});
+        is_read_from_a_later_version::<Attachment>(&attached);
+    }
+
+    #[test]
+    fn what_an_earlier_version_did_not_write_is_unknown_and_no_error() {
+        let earlier =
+            json!({"labels": {}, "pools": [], "agentVersion": "0.1.0", "kernel": "6.1", "conditions": []});
+        let status: StorageNodeStatus = serde_json::from_value(earlier).unwrap();
+        assert!(status.transports.is_empty() && status.network.is_none(), "it is not used over a network");
+        let status: BranchStatus = serde_json::from_value(json!({"phase": "Bound"})).unwrap();
+        assert_eq!((status.export, status.sharing), (None, None));
+    }
+
+    #[test]
+    fn a_transport_of_a_later_version_does_not_hide_its_node() {
+        let mut status = node();
+        let able = json!({"able": true});
+        let later =
+            json!({"transport": "carrier-pigeon", "owner": able, "consumer": able, "authentication": able});
+        status["transports"].as_array_mut().unwrap().insert(1, later);
+        let read: StorageNodeStatus = serde_json::from_value(status.clone()).unwrap();
+        let names: Vec<_> = read.transports.iter().map(|report| report.transport.as_str()).collect();
+        assert_eq!(names, ["nvme-tcp", "nfs"]);
+        status["transports"][0]["owner"] = json!("yes");
+        assert!(
+            serde_json::from_value::<StorageNodeStatus>(status).is_err(),
+            "one that is known must be whole"
+        );
+    }
 
     #[test]
     fn a_branch_that_is_written_through_says_nothing_of_it_as_those_from_before_there_was_a_choice() {
