@@ -28,11 +28,12 @@ type Form = fn(&str, u64) -> String;
 /// greater intervals.
 pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (form, pause, directory, tag, names): (Form, _, _, _, _) = match words.as_slice() {
+    // Of a record that failed a part may have been written: the next begins a line of its own, where records are lines.
+    let (form, apart, pause, directory, tag, names): (Form, _, _, _, _, _) = match words.as_slice() {
         ["append", directory, tag, names @ ..] => {
-            (|tag, number| format!("{tag} {number:06}\n"), PAUSE, directory, tag, names)
+            (|tag, number| format!("{tag} {number:06}\n"), "\n", PAUSE, directory, tag, names)
         }
-        ["records", directory, tag, names @ ..] => (records::record, LONG_PAUSE, directory, tag, names),
+        ["records", directory, tag, names @ ..] => (records::record, "", LONG_PAUSE, directory, tag, names),
         _ => return Err("say append|records DIRECTORY TAG NAME...".into()),
     };
     let begun = Instant::now();
@@ -42,7 +43,7 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         .map(|name| {
             let (path, name, tag) =
                 (PathBuf::from(directory).join(name), (*name).to_owned(), (*tag).to_owned());
-            thread::spawn(move || append(&path, &name, begun, pause, |number| form(&tag, number)))
+            thread::spawn(move || append(&path, &name, begun, pause, apart, |number| form(&tag, number)))
         })
         .collect();
     for thread in threads {
@@ -56,23 +57,27 @@ fn append(
     name: &str,
     begun: Instant,
     pause: Duration,
+    apart: &str,
     form: impl Fn(u64) -> String,
 ) -> io::Result<()> {
     let mut file = None;
     let mut number = 0_u64;
+    let mut begin = "";
     let tell = |line: String| writeln!(io::stdout().lock(), "{line}").and_then(|()| io::stdout().flush());
     loop {
-        let written = record(&mut file, path, &form(number));
+        let written = record(&mut file, path, &format!("{begin}{}", form(number)));
         let at = begun.elapsed().as_millis();
         match written {
             Ok(()) => {
                 tell(format!("ack {name} {number} {at}"))?;
                 number += 1;
+                begin = "";
                 thread::sleep(pause);
             }
             Err(error) => {
                 tell(format!("error {name} {number} {at} {}", error.raw_os_error().unwrap_or(0)))?;
                 file = None;
+                begin = apart;
                 thread::sleep(AGAIN);
             }
         }

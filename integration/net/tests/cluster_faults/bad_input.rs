@@ -68,11 +68,9 @@ fn an_owner_that_tells_a_wrong_address_is_not_used_and_put_right_by_itself() {
 fn a_port_that_another_program_has_is_told_of_and_used_when_it_is_free() {
     on_cluster(|cluster| {
         let b = cluster.node("b");
-        let mut listeners = Vec::new();
-        for port in [4420, 2049] {
-            let listen = format!("exec busybox nc -ll -p {port} -e cat");
-            listeners.push(b.machine.start_command(listen, Duration::from_secs(900))?);
-        }
+        let mut listener =
+            b.machine.start_command("exec inside workload listen 4420 2049", Duration::from_secs(900))?;
+        assert!(listener.says("begins", BOUND)?, "{listener:?}");
         let volumes = two(cluster, "port");
         for (volume, port) in volumes.iter().zip(["4420", "2049"]) {
             let said = cluster.within(BOUND, "the owner says why it is not exported", || {
@@ -83,7 +81,7 @@ fn a_port_that_another_program_has_is_told_of_and_used_when_it_is_free() {
             let told = refused(cluster, volume)?;
             eprintln!("{port}: staging says {told}");
         }
-        listeners.iter().for_each(crate::support::Running::kill);
+        listener.kill();
         volumes.iter().try_for_each(|volume| works(cluster, volume))
     });
 }
