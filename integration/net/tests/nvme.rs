@@ -118,6 +118,44 @@ fn nvme_a_fence_ends_a_live_writer_and_nothing_of_it_lands_afterwards() {
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
+fn nvme_a_consumer_that_connects_twice_loses_both_connections_with_one_fence() {
+    on_shared(|net| {
+        let (owner, consumer, next) = (end(net, "a"), end(net, "b"), end(net, "c"));
+        make(owner.machine)?;
+        let (endpoint, device) = attached(net, 0)?;
+        let name = endpoint["name"].as_str().expect("a name");
+        let live = format!(
+            "for each in /sys/class/nvme/nvme*; do
+                 if grep -qx {name} $each/subsysnqn && grep -qx live $each/state; then echo $each; fi
+             done 2>/dev/null | wc -l"
+        );
+        // By hand, beside the product's own, in the same name.
+        consumer.machine.run(format!(
+            "first=$(grep -lx {name} /sys/class/nvme/nvme*/subsysnqn | head -n 1)
+             hostid=$(cat $(dirname $first)/hostid)
+             exec 3<>/dev/nvme-fabrics
+             echo -n transport=tcp,traddr={},trsvcid=4420,nqn={name},hostnqn={},hostid=$hostid,duplicate_connect >&3",
+            owner.machine.address(),
+            consumer.identity()?
+        ))?;
+        consumer.machine.eventually(NOTICE, format!("[ $({live}) = 2 ]"))?;
+        let mut writer = consumer.machine.start_command(NVME.writers(&device), Duration::from_secs(600))?;
+        assert!(writer.says("written by 3", Duration::from_secs(60))?);
+        owner.must(&format!("fence {} peer={}", id(0), consumer.identity()?))?;
+        let fenced = NVME.sum(owner.machine)?;
+        owner.must(&format!("allow {} peer={}", id(0), next.identity()?))?;
+        std::thread::sleep(Duration::from_secs(6));
+        assert_eq!(consumer.machine.run(&live)?, "0", "a connection outlived the fence");
+        assert_eq!(NVME.sum(owner.machine)?, fenced, "something landed after the fence");
+        consumer.must(&format!("force-detach {}", id(0)))?;
+        assert!(writer.says("all writers ended", NOTICE)?, "{}", writer.output_so_far());
+        assert_eq!(NVME.sum(owner.machine)?, fenced);
+        finish(net, 0)
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
 fn nvme_what_a_partitioned_consumer_still_has_to_send_never_lands_after_its_fence() {
     on_shared(|net| {
         transport::what_a_partitioned_consumer_still_has_to_send_never_lands_after_its_fence(net, &NVME)
@@ -284,6 +322,13 @@ fn nvme_keys_are_proven_where_the_kernel_can() {
             assert!(answer["text"].as_str().is_some_and(|text| text.contains("key")), "{answer}");
             assert_eq!(consumer.must("attachments")?, json!([]));
             consumer.must(&format!("{attach} secret={right}"))?;
+            consumer.must(&format!("detach {}", id(0)))?;
+            // The key was changed: who replays the old one is refused.
+            owner.must(&format!("fence {} peer={}", id(0), consumer.identity()?))?;
+            owner.must(&format!("allow {} peer={} secret={wrong}", id(0), consumer.identity()?))?;
+            let answer = consumer.ask(&format!("{attach} secret={right}"))?;
+            assert!(answer["error"] == "Refused" || answer["error"] == "Unreachable", "{answer}");
+            consumer.must(&format!("{attach} secret={wrong}"))?;
             consumer.must(&format!("detach {}", id(0)))?;
         }
         finish(net, 0)

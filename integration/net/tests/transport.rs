@@ -144,7 +144,7 @@ impl Kind {
     }
 
     /// What the owner's disk holds of what consumers wrote.
-    fn sum(&self, owner: &Machine) -> Result<String> {
+    pub fn sum(&self, owner: &Machine) -> Result<String> {
         owner.run(format!("dd if={} bs=1M iflag=direct 2>/dev/null | sha256sum", self.bytes))
     }
 
