@@ -129,7 +129,7 @@ fn a_disk_that_fails_gives_errors_to_pods_elsewhere_and_their_safe_records_are_t
         for pod in &mut pods {
             pod.fails();
             let (given, said) = (errnos(&pod.told()), pod.unwell());
-            eprintln!("{}: {given:?}: {said}", pod.name());
+            eprintln!("{}: {given:?}: {said}", pod.claim());
         }
         let pool = cluster.within(BOUND, "the node reports its pool as failed", || {
             let nodes = cluster.storage_nodes();

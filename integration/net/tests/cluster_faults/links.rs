@@ -77,7 +77,7 @@ fn a_slow_link_makes_pods_slow_and_their_branches_do_not_count_as_lost() {
         }
         for pod in &pods {
             let (abnormal, message) = pod.condition()?;
-            assert!(!abnormal, "{}: {message}", pod.name());
+            assert!(!abnormal, "{}: {message}", pod.claim());
         }
         cluster.net.heal("a", "b");
         all_go_on(&mut pods)?;
@@ -169,7 +169,7 @@ fn a_node_that_stands_still_longer_than_branch_timeout_gives_errors_and_volumes_
         for pod in &mut pods {
             pod.fails();
             let said = pod.unwell();
-            eprintln!("{}: {said}", pod.name());
+            eprintln!("{}: {said}", pod.claim());
         }
         no_one_is_stuck(cluster, "a");
         b.machine.resume();

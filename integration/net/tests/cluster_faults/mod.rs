@@ -153,7 +153,7 @@ impl<'c> Pod<'c> {
         ])
     }
 
-    fn name(&self) -> &str {
+    fn claim(&self) -> &str {
         &self.volume.claim
     }
 
@@ -168,26 +168,26 @@ impl<'c> Pod<'c> {
 
     /// Waits until a call fails.
     fn fails(&mut self) {
-        let (cluster, what) = (self.cluster, format!("the writer of {} is given an error", self.name()));
+        let (cluster, what) = (self.cluster, format!("the writer of {} is given an error", self.claim()));
         cluster.within(BOUND, &what, || (!self.told().errors.is_empty()).then_some(()));
     }
 
     /// Whether the volume is reported as not well, and the words.
     fn condition(&self) -> Result<(bool, String)> {
-        let stats = self.cluster.node(self.on).stats(&self.volume, self.name())?;
+        let stats = self.cluster.node(self.on).stats(&self.volume, self.claim())?;
         Ok((stats["abnormal"] == json!(true), stats["message"].as_str().unwrap_or_default().to_owned()))
     }
 
     /// Waits until the volume is reported as not well; the words.
     fn unwell(&self) -> String {
-        self.cluster.within(BOUND, &format!("{} is reported as not well", self.name()), || {
+        self.cluster.within(BOUND, &format!("{} is reported as not well", self.claim()), || {
             self.condition().ok().filter(|(abnormal, _)| *abnormal).map(|(_, message)| message)
         })
     }
 
     /// Waits until it is reported as well.
     fn well(&self) {
-        self.cluster.within(BOUND, &format!("{} is reported as well", self.name()), || {
+        self.cluster.within(BOUND, &format!("{} is reported as well", self.claim()), || {
             self.condition().ok().filter(|(abnormal, _)| !*abnormal).map(drop)
         });
     }
