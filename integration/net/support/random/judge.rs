@@ -67,6 +67,8 @@ fn in_file(pods: &[Pod], found: &Found) -> Vec<String> {
     // How often each record is there: by the pod's place in order, and the record's number.
     let mut there: BTreeMap<(usize, u64), usize> = BTreeMap::new();
     let mut before = (0, 0);
+    // Told once for each writer: the first, and how many there are.
+    let mut strangers: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for (place, bytes) in found.bytes.chunks(LENGTH).enumerate() {
         let Some((tag, number)) = parse(bytes) else {
             let text = String::from_utf8_lossy(bytes);
@@ -74,7 +76,7 @@ fn in_file(pods: &[Pod], found: &Found) -> Vec<String> {
             continue;
         };
         let Some(pod) = pods.iter().position(|pod| pod.tag == tag) else {
-            faults.push(format!("{name}: record {place} is of {tag}, who is not known"));
+            strangers.entry(tag).or_insert((place, 0)).1 += 1;
             continue;
         };
         if (pod, number) < before {
@@ -83,6 +85,9 @@ fn in_file(pods: &[Pod], found: &Found) -> Vec<String> {
         }
         before = before.max((pod, number));
         *there.entry((pod, number)).or_default() += 1;
+    }
+    for (tag, (place, count)) in strangers {
+        faults.push(format!("{name}: record {place} is of {tag}, who is not known; {count} are"));
     }
     for (index, pod) in pods.iter().enumerate() {
         let tag = &pod.tag;

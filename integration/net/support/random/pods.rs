@@ -344,7 +344,7 @@ impl<'a> Keeper<'a> {
             format!("{}.{}.{}", self.index, self.pods.len(), self.seed).chars().take(14).collect();
         let script = format!(
             "exec unshare --mount --propagation slave -- bash -c 'mkdir -p /tmp/{pod} && mount --bind {target} /tmp/{pod} && \
-             cd / && {{ find /tmp/{pod} -maxdepth 1 -type f ! -name \"{}*\" -delete || true; }} && \
+             cd / && {{ find /tmp/{pod} -maxdepth 1 -type f ! -name \"{}*\" -exec rm -f {{}} + || true; }} && \
              exec inside workload records /tmp/{pod} {tag} {}'",
             self.prefix,
             self.files.join(" "),
