@@ -3,6 +3,7 @@
 mod bare_nvme;
 mod cluster_consumer;
 mod cluster_faults;
+mod cluster_keys;
 mod cluster_life;
 mod cluster_off;
 mod cluster_random;

@@ -237,7 +237,16 @@ impl Cluster {
         self.server.pause(pause);
     }
 
-    fn machine(&self, name: &str) -> &Machine {
+    /// Runs kubectl with all rights.
+    ///
+    /// # Panics
+    /// When it fails.
+    pub fn kubectl(&self, arguments: &[&str]) -> String {
+        self.server.kubectl(arguments)
+    }
+
+    /// One of the machines.
+    pub fn machine(&self, name: &str) -> &Machine {
         self.net.machine(name)
     }
 }
