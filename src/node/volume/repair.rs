@@ -81,6 +81,7 @@ impl Core {
             if let Err(error) = self.take_down(slot, &record, Some(&process), &[]) {
                 return self.troubled(slot, volume, &error.to_string());
             }
+            Tally::count(&self.tally.losses);
         }
         let looked = match view {
             Some(view) => self.look(slot, &record, view),
