@@ -218,7 +218,8 @@ async fn volume_that_loses_a_branch_elsewhere_goes_as_a_whole_and_returns_with_t
     let lost = format!("file-{}", held[1][0]);
     // Taken from this node, and opened to it again only later.
     rig.give(&vol, 1, None, 2).await;
-    let gone = || (errno(fs::metadata(vol.target.join(&lost))) == Some(libc::ENOTCONN)).then_some(());
+    // Opened: what the kernel remembers of a file's attributes it tells for a minute without asking.
+    let gone = || (errno(fs::read(vol.target.join(&lost))) == Some(libc::ENOTCONN)).then_some(());
     eventually("the union's end", gone).await;
     let forced = || rig.fabric.forced().into_iter().next();
     assert_eq!(eventually("the end of the attachment", forced).await.branch, vol.branch(1));
