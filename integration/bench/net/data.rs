@@ -42,7 +42,7 @@ pub fn run() -> Result<Report> {
         format!(
             "mkfs.ext4 -q -F /disk/data; mkdir -p /pool; mount /disk/data /pool; mkdir -p $(dirname {image})
              fallocate -l 160MiB {image}
-             mkfs.ext4 -q -F -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {image}"
+             mkfs.ext4 -q -F -b 4096 -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 {image}"
         ),
     )?;
     let bare = Bare::copies(&net, "b", &[("a".to_owned(), "x".to_owned())])?;
