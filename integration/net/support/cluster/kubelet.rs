@@ -30,7 +30,7 @@ const LEFT: &str = r#"
         esac
     done </proc/mounts
     for each in /proc/[0-9]*/comm; do
-        [ "$(cat "$each" 2>/dev/null)" != mergerfs ] || say "process $(tr '\0' ' ' <"${each%comm}cmdline")"
+        case "$(cat "$each" 2>/dev/null)" in mergerfs*) say "process $(tr '\0' ' ' <"${each%comm}cmdline")" ;; esac
     done
     if [ -e /proc/fs/nfsd/exports ]; then
         while read -r line; do case $line in '#'* | *'fsid=0'*) ;; *) say "export $line" ;; esac; done </proc/fs/nfsd/exports
