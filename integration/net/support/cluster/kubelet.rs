@@ -273,7 +273,8 @@ impl Node<'_> {
         self.pod(volume, pod, "look", |data| format!("known look {data} {}", names.join(" ")))
     }
 
-    /// Starts a program of `inside` with the volume in a mount namespace of its own.
+    /// Starts a program of `inside` with the volume in a mount namespace of its own, in which there is nothing else of the
+    /// kubelet and the agent, as in a container.
     fn pod(
         &self,
         volume: &Volume,
@@ -285,7 +286,7 @@ impl Node<'_> {
         let action = action(&data);
         let script = format!(
             "exec unshare --mount --propagation private -- bash -c 'mkdir -p {data} && mount --bind {target} {data} && \
-             cd / && exec inside {action}'"
+             cd / && umount -l /state && exec inside {action}'"
         );
         let mut running = self.machine.start_command(script, WRITER_BOUND)?;
         let begun = Instant::now();
