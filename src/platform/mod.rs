@@ -29,6 +29,7 @@ pub mod nfs;
 pub mod nvme;
 pub mod process;
 pub mod quota;
+pub mod refusal;
 pub mod shutdown;
 pub mod space;
 pub mod trial;

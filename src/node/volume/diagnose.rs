@@ -169,11 +169,12 @@ pub(super) fn pause(volume: &VolumeId, failures: u32) -> Duration {
     full + full * share / 1024
 }
 
-/// Judges one branch by its mount and its answer.
+/// Judges one branch by its mount, its answer, and whether it refuses writes though its mount says nothing of that.
 pub(super) fn judge(
     entry: Option<&MountEntry>,
     reader_only: bool,
     ask: impl FnOnce() -> crate::platform::Result<Liveness>,
+    refuses: impl FnOnce(&MountEntry) -> crate::platform::Result<bool>,
 ) -> BranchSeen {
     let Some(entry) = entry else { return BranchSeen::Failed("it is not mounted".to_owned()) };
     let says = |option: &str| entry.super_options.iter().any(|o| o == option);
@@ -182,6 +183,11 @@ pub(super) fn judge(
     }
     match ask() {
         Ok(Liveness::Alive) if !reader_only && (says("ro") || says("emergency_ro")) => BranchSeen::ReadOnly,
+        Ok(Liveness::Alive) if !reader_only && entry.fs_type == "ext4" => match refuses(entry) {
+            Ok(true) => BranchSeen::ReadOnly,
+            // Who does not answer in time is asked again, and then is silent.
+            Ok(false) | Err(_) => BranchSeen::Alive,
+        },
         Ok(Liveness::Alive) => BranchSeen::Alive,
         Ok(Liveness::Dead(errno)) => BranchSeen::Failed(std::io::Error::from_raw_os_error(errno).to_string()),
         Ok(Liveness::Hung) => BranchSeen::Silent(Duration::ZERO),
@@ -340,6 +346,10 @@ mod tests {
             super_options: options.iter().map(|&o| o.to_owned()).collect(),
         };
         let alive = || Ok(Liveness::Alive);
+        let judge =
+            |entry: Option<&MountEntry>, reader_only, ask: fn() -> crate::platform::Result<Liveness>| {
+                judge(entry, reader_only, ask, |_| Ok(false))
+            };
         assert!(matches!(judge(None, false, alive), BranchSeen::Failed(_)));
         assert!(matches!(judge(Some(&entry(&["rw", "shutdown"])), false, alive), BranchSeen::Failed(_)));
         assert_eq!(judge(Some(&entry(&["ro"])), false, alive), BranchSeen::ReadOnly);
@@ -352,5 +362,26 @@ mod tests {
             judge(Some(&entry(&["rw"])), false, || Ok(Liveness::Dead(5))),
             BranchSeen::Failed(_)
         ));
+    }
+
+    #[test]
+    fn a_branch_that_refuses_writes_is_read_only_whatever_its_mount_says_and_who_only_reads_does_not_care() {
+        let entry = |fs_type: &str| MountEntry {
+            id: 1,
+            parent: 0,
+            device: (7, 0),
+            root: "/".into(),
+            mount_point: "/b".into(),
+            options: vec![],
+            fs_type: fs_type.into(),
+            source: "/dev/loop0".into(),
+            super_options: vec!["rw".to_owned()],
+        };
+        let seen = |fs_type: &str, reader_only| {
+            judge(Some(&entry(fs_type)), reader_only, || Ok(Liveness::Alive), |_| Ok(true))
+        };
+        assert_eq!(seen("ext4", false), BranchSeen::ReadOnly);
+        assert_eq!(seen("ext4", true), BranchSeen::Alive);
+        assert_eq!(seen("xfs", false), BranchSeen::Alive, "XFS shuts down, which is seen");
     }
 }

@@ -16,7 +16,7 @@ use crate::domain::VolumeId;
 use crate::domain::split::BranchFormat;
 use crate::domain::union::UnionKind;
 use crate::node::union::UnionState;
-use crate::platform::mount::Liveness;
+use crate::platform::mount::{Liveness, MountEntry};
 use crate::platform::process::ProcessId;
 use crate::platform::{Host, HostError};
 
@@ -201,7 +201,10 @@ impl Core {
                     _ => {
                         let point = branch_mount(&directory, index);
                         let asked = || self.host.liveness(&point.join(DATA), ANSWER_TIMEOUT);
-                        judge(view.at(&point), record.reader_only(), asked)
+                        let refuses = |entry: &MountEntry| {
+                            self.host.ext4_refuses_writes(entry.device, &point, ANSWER_TIMEOUT)
+                        };
+                        judge(view.at(&point), record.reader_only(), asked, refuses)
                     }
                 });
                 let mut hints = slot.hints();
