@@ -139,7 +139,8 @@ impl Core {
                 Tally::count(&self.tally.repairs);
                 let mut hints = slot.hints();
                 hints.failures += 1;
-                hints.replaced += 1;
+                // A union that is whole again was not replaced because something was wrong with it.
+                hints.replaced += u32::from(!rejoin);
                 hints.repaired = Some(Instant::now());
                 hints.next_attempt = Some(Instant::now() + pause(volume, hints.failures - 1));
                 hints.trouble = if !record.left_out.is_empty() {
