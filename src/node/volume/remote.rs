@@ -47,7 +47,7 @@ impl Order {
 
 impl Order {
     /// Several nodes have the branch, not one alone.
-    fn is_shared(&self) -> bool {
+    pub(super) fn is_shared(&self) -> bool {
         governs(self.sharing.as_ref(), None, false)
     }
 }

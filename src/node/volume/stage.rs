@@ -10,7 +10,7 @@ use super::parallel::parallel;
 use super::paths::Place;
 use super::plan::{Here, plan};
 use super::record::{Phase, Record, UNION_PREFIX, branch_mount};
-use super::remote::AttachError;
+use super::remote::{AttachError, Order};
 use super::slot::{Hints, Slot};
 use super::types::{Access, StageRequest};
 use super::view::Found;
@@ -107,8 +107,10 @@ impl Core {
                 if let Err(error) = self.aim(slot, branch, &links) {
                     waits.push((branch.spec.index, error));
                 }
-            } else if let Some(access) =
-                branches.iter().find(|b| b.spec.id == *id).and_then(|b| b.spec.access.as_ref())
+            // Of a branch that is shared now, the mark beside it knows; who had it for itself alone before says nothing.
+            } else if let Some(object) = branches.iter().find(|b| b.spec.id == *id)
+                && !Order::of(object).is_shared()
+                && let Some(access) = &object.spec.access
                 && access.consumer.as_ref() != Some(&self.node)
             {
                 let reason = NotYet::Granted { holder: access.consumer.clone() }.to_string();
