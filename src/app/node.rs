@@ -30,7 +30,7 @@ pub(super) struct Node {
     pub(super) executor: Arc<Executor>,
     /// What it can carry between itself and others.
     pub(super) transports: Arc<Transports>,
-    /// Finds that out; `None` where there are no others, or this node takes no part.
+    /// Finds that out, or only lets go of what is left where this node takes no part.
     survey: Arc<Survey>,
 }
 

@@ -117,12 +117,8 @@ impl Host {
         self.enter("bind", target)?;
         let from = source.to_owned();
         // The copy is mounted nowhere: one that comes too late goes with its descriptor.
-        match self.within("bind", source, bound, move |_| mount::detached_clone(&from, attr)) {
-            Ok(tree) => mount::attach(&tree, target),
-            // Kernels before 5.12 bind and restrict in two steps.
-            Err(error) if error.errno() == Some(libc::ENOSYS) => self.bind(source, target, attr),
-            Err(error) => Err(error),
-        }
+        let cloned = self.within("bind", source, bound, move |_| mount::detached_clone(&from, attr));
+        mount::bind_clone(cloned, source, target, attr)
     }
 
     /// Whether something takes connections by TCP at `address`, within `bound`.

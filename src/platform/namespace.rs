@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxFlags}
 use rustix::io::Errno;
 use rustix::mount::MoveMountFlags;
 
-use super::mount::{MountAttr, MountEntry, MountTable, detached_clone_of, parse_table};
+use super::mount::{MountAttr, MountEntry, MountTable, detached_clone_of, is_nfs, parse_table};
 use super::{Host, HostError, Result, failed};
 
 /// A swap takes some milliseconds for each namespace; what takes as long as this hangs.
@@ -250,11 +250,6 @@ impl Replacement {
             .map_err(failed("openat2", &entry.root))?;
         detached_clone_of(&source, MountAttr::of(&entry.options))
     }
-}
-
-/// Mounts of these are of a path at a server, not of a whole filesystem.
-fn is_nfs(fs_type: &str) -> bool {
-    matches!(fs_type, "nfs" | "nfs4")
 }
 
 /// Filesystem and inode of the node of a block device. Does not open the device.

@@ -21,10 +21,10 @@ impl Host {
     /// # Errors
     /// [`super::HostError::Timeout`] where it does not answer within `bound`.
     pub fn ext4_refuses_writes(&self, device: (u32, u32), path: &Path, bound: Duration) -> Result<bool> {
-        self.enter("open a file without a name", path)?;
         if !has_errors(device) {
             return Ok(false);
         }
+        self.enter("open a file without a name", path)?;
         let directory = path.to_owned();
         self.within("trying to write", path, bound, move |_| match unnamed_file(&directory) {
             Err(Errno::ROFS | Errno::IO) => Ok(true),

@@ -41,14 +41,7 @@ pub(super) fn feed(cluster: &Cluster, heard: &mut Heard) -> BoxStream<'static, C
     let claim_volume = |claim: &PersistentVolumeClaim| volume_name(&claim.uid().unwrap_or_default());
     let classes = Api::<StorageClass>::all(cluster.client.clone());
     let volumes = Api::<PersistentVolume>::all(cluster.client.clone());
-    let splits = heard.splits().map(|told| {
-        Change::Split(match told {
-            Told::Here(name, split) => Told::Here(name, Split::read(&split)),
-            Told::Gone(name) => Told::Gone(name),
-            Told::Only(names) => Told::Only(names),
-            Told::FirstRead => Told::FirstRead,
-        })
-    });
+    let splits = heard.splits().map(|told| Change::Split(told.map(|split| Split::read(&split))));
     stream::select_all([
         watched(claims, "persistentvolumeclaims", claim_volume, Claim::read).map(Change::Claim).boxed(),
         watched(classes, "storageclasses", ResourceExt::name_any, Class::read).map(Change::Class).boxed(),

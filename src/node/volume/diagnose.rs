@@ -332,19 +332,23 @@ mod tests {
         assert!(others.len() > 10);
     }
 
-    #[test]
-    fn a_branch_is_judged_by_its_mount_before_it_is_asked() {
-        let entry = |options: &[&str]| MountEntry {
+    fn entry(fs_type: &str, options: &[&str]) -> MountEntry {
+        MountEntry {
             id: 1,
             parent: 0,
             device: (7, 0),
             root: "/".into(),
             mount_point: "/b".into(),
             options: vec![],
-            fs_type: "ext4".into(),
+            fs_type: fs_type.into(),
             source: "/dev/loop0".into(),
             super_options: options.iter().map(|&o| o.to_owned()).collect(),
-        };
+        }
+    }
+
+    #[test]
+    fn a_branch_is_judged_by_its_mount_before_it_is_asked() {
+        let entry = |options: &[&str]| entry("ext4", options);
         let alive = || Ok(Liveness::Alive);
         let judge =
             |entry: Option<&MountEntry>, reader_only, ask: fn() -> crate::platform::Result<Liveness>| {
@@ -366,19 +370,8 @@ mod tests {
 
     #[test]
     fn a_branch_that_refuses_writes_is_read_only_whatever_its_mount_says_and_who_only_reads_does_not_care() {
-        let entry = |fs_type: &str| MountEntry {
-            id: 1,
-            parent: 0,
-            device: (7, 0),
-            root: "/".into(),
-            mount_point: "/b".into(),
-            options: vec![],
-            fs_type: fs_type.into(),
-            source: "/dev/loop0".into(),
-            super_options: vec!["rw".to_owned()],
-        };
         let seen = |fs_type: &str, reader_only| {
-            judge(Some(&entry(fs_type)), reader_only, || Ok(Liveness::Alive), |_| Ok(true))
+            judge(Some(&entry(fs_type, &["rw"])), reader_only, || Ok(Liveness::Alive), |_| Ok(true))
         };
         assert_eq!(seen("ext4", false), BranchSeen::ReadOnly);
         assert_eq!(seen("ext4", true), BranchSeen::Alive);

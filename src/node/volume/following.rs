@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures::stream::{BoxStream, StreamExt};
 
-use super::slot::Slot;
+use super::slot::{Hints, Slot};
 use super::waiting::BranchNews;
 use super::{Core, Volumes};
 use crate::domain::{NodeName, VolumeId};
@@ -140,9 +140,7 @@ impl Core {
             let Some(slot) = self.slots.known(volume) else { continue };
             let mut hints = slot.hints();
             hints.told += 1;
-            if self.note_in(&mut hints, branches) {
-                // It may be what a repair waits for.
-                hints.next_attempt = None;
+            if self.heed(&mut hints, branches) {
                 // What is being staged looks for itself.
                 if !hints.owners.is_empty() {
                     matter.push(volume.clone());
@@ -158,11 +156,16 @@ impl Core {
         if hints.told != told {
             return None;
         }
-        let matters = self.note_in(&mut hints, branches);
+        Some(self.heed(&mut hints, branches))
+    }
+
+    /// As [`Core::note_in`]; news may be what a repair waits for.
+    fn heed<'a>(&self, hints: &mut Hints, branches: impl IntoIterator<Item = &'a Branch>) -> bool {
+        let matters = self.note_in(hints, branches);
         if matters {
             hints.next_attempt = None;
         }
-        Some(matters)
+        matters
     }
 }
 

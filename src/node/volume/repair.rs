@@ -180,7 +180,7 @@ impl Core {
         let mut hints = slot.hints();
         hints.failures += 1;
         // Whoever is away may be back any moment, and it costs little to ask.
-        let longest = if !hints.owners.is_empty() { LONGEST_REMOTE_PAUSE } else { Duration::MAX };
+        let longest = if hints.owners.is_empty() { Duration::MAX } else { LONGEST_REMOTE_PAUSE };
         let pause = pause(volume, hints.failures).min(longest);
         hints.next_attempt = Some(Instant::now() + pause);
         let reason = format!("{reason}; tried again in {} s", pause.as_secs());

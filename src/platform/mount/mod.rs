@@ -17,7 +17,7 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
-pub(super) use self::table::{parse_table, table_of};
+pub(super) use self::table::{is_nfs, parse_table, table_of};
 use super::file::fd_path;
 use super::{Host, Result, failed};
 
@@ -260,11 +260,7 @@ impl Host {
     /// The errno of the call that failed.
     pub fn bind(&self, source: &Path, target: &Path, attr: MountAttr) -> Result<()> {
         self.enter("bind", target)?;
-        match detached_clone(source, attr) {
-            Ok(tree) => attach(&tree, target),
-            Err(error) if error.errno() == Some(libc::ENOSYS) => bind_and_remount(source, target, attr),
-            Err(error) => Err(error),
-        }
+        bind_clone(detached_clone(source, attr), source, target, attr)
     }
 
     /// Lifts the read-only attribute of the mount at `target`, with nosuid, nodev and relatime as its other attributes. A
@@ -394,6 +390,20 @@ impl Host {
         self.enter("stat", path)?;
         let asked = path.to_owned();
         Ok(told(self.probes.ask(path, bound, move || ask_inode(&asked))?))
+    }
+}
+
+/// Mounts what was cloned of `source`. Kernels before 5.12 cannot clone so: they bind and restrict in two steps.
+pub(super) fn bind_clone(
+    cloned: Result<OwnedFd>,
+    source: &Path,
+    target: &Path,
+    attr: MountAttr,
+) -> Result<()> {
+    match cloned {
+        Ok(tree) => attach(&tree, target),
+        Err(error) if error.errno() == Some(libc::ENOSYS) => bind_and_remount(source, target, attr),
+        Err(error) => Err(error),
     }
 }
 

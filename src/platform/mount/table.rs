@@ -63,10 +63,15 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     })
 }
 
+/// Mounts of these are of a path at a server, not of a whole filesystem.
+pub(in crate::platform) fn is_nfs(fs_type: &str) -> bool {
+    matches!(fs_type, "nfs" | "nfs4")
+}
+
 /// The kernel's NFS client shows each of its mounts with the root `/`, and the path at the server, with what was bound below it, in
 /// the source.
 fn within_server(fs_type: &str, source: &str) -> Option<PathBuf> {
-    let (_, path) = source.split_once(":/").filter(|_| matches!(fs_type, "nfs" | "nfs4"))?;
+    let (_, path) = source.split_once(":/").filter(|_| is_nfs(fs_type))?;
     Some(Path::new("/").join(path))
 }
 

@@ -2,9 +2,10 @@
 //!
 //! The owner gives each peer a root of its own, `peers/ADDRESS/`, a directory on a small tmpfs in which each branch that the
 //! peer may use is bound as `BRANCH@GENERATION`, read-only where the peer only reads: then neither the server nor the mount
-//! lets it write. A bound directory is the right: [`Exported::allowed`](super::Exported) is read from the table of mounts, and the kernel's caches are filled to match. It is also the proof of a fence: it is
-//! unmounted without force, which the kernel does only when no request of the peer and no file that the peer has open holds
-//! it any more. A second bind, `exports/BRANCH@GENERATION`, stands for an export that nobody may use yet.
+//! lets it write. A bound directory is the right: [`Exported::allowed`](super::Exported) is read from the table of mounts, and
+//! the kernel's caches are filled to match. It is also the proof of a fence: it is unmounted without force, which the kernel
+//! does only when no request of the peer and no file that the peer has open holds it any more. A second bind,
+//! `exports/BRANCH@GENERATION`, stands for an export that nobody may use yet.
 //!
 //! What the server does not know makes a client wait (Linux 5.6 and later): after a restart of the owner, clients wait until
 //! their branch is exported and allowed again, in whatever order that is done, and go on with what they had open. They send

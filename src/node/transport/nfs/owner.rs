@@ -203,15 +203,10 @@ impl NfsOwner {
             return Ok(());
         }
         let action = format!("bind {} to export it", from.display());
+        let attr = MountAttr { read_only: right == Right::Read, ..MountAttr::default() };
         self.host
             .ensure_directory(to, 0o755)
-            .and_then(|_| {
-                self.host.bind(
-                    from,
-                    to,
-                    MountAttr { read_only: right == Right::Read, ..MountAttr::default() },
-                )
-            })
+            .and_then(|_| self.host.bind(from, to, attr))
             .map_err(kernel(action))
     }
 
@@ -245,9 +240,9 @@ impl NfsOwner {
     }
 
     /// Tells the server of a right for which a directory is bound.
-    fn grant(&self, mounts: &MountTable, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
+    fn grant(&self, peer: IpAddr, id: &ExportId, right: Right) -> Result<(), TransportError> {
         let (domain, point) = (name::domain(peer), self.peer_point(peer, id));
-        let reads = self.bound_right(mounts, peer, id) == Some(Right::Read);
+        let reads = right == Right::Read;
         self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id), reads))?;
         for key in keys(id, self.inode(&point)?) {
             self.write(Cache::Handles, &cache::handle(&domain, key, Some(&point)))?;
@@ -314,7 +309,7 @@ impl NfsOwner {
         }
         let mounts = self.mounts()?;
         for (peer, id) in self.rights(&mounts).difference(gone) {
-            self.grant(&mounts, *peer, id)?;
+            self.grant(*peer, id, self.bound_right(&mounts, *peer, id).unwrap_or_default())?;
         }
         Ok(())
     }
@@ -481,7 +476,7 @@ impl Owner for NfsOwner {
         self.forget(|p, e| p == peer && e == id)?;
         self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id), right)?;
         self.admit(peer)?;
-        self.grant(&self.mounts()?, peer, id)
+        self.grant(peer, id, right)
     }
 
     fn fence(&self, id: &ExportId, peer: &Peer) -> Result<(), TransportError> {
