@@ -251,7 +251,7 @@ impl Machine {
             "-no-reboot",
         ]);
         // One processor each: QEMU 7.2 with more of them panicked in 1 of 25 starts.
-        command.args(["-accel", "tcg,thread=multi,tb-size=32", "-cpu", "max", "-smp", "1"]);
+        command.args(["-accel", "tcg,thread=multi,tb-size=128", "-cpu", "max", "-smp", "1"]);
         command.args(["-m", &self.options.memory_mib.to_string()]);
         command.arg("-kernel").arg(&self.files.kernel).arg("-initrd").arg(&self.files.initramfs);
         command.arg("-append").arg(format!(

@@ -69,7 +69,7 @@ fn a_port_that_another_program_has_is_told_of_and_used_when_it_is_free() {
     on_cluster(|cluster| {
         let b = cluster.node("b");
         let mut listener =
-            b.machine.start_command("exec inside workload listen 4420 2049", Duration::from_secs(900))?;
+            b.machine.start_command("exec inside known listen 4420 2049", Duration::from_secs(900))?;
         assert!(listener.says("begins", BOUND)?, "{listener:?}");
         let volumes = two(cluster, "port");
         for (volume, port) in volumes.iter().zip(["4420", "2049"]) {
@@ -130,7 +130,7 @@ fn nothing_is_placed_on_an_owner_whose_kernel_lacks_the_module_until_it_is_there
         b.stop_agent()?;
         b.machine.run(
             "modprobe -r nvmet-tcp
-             file=$(modinfo -n nvmet-tcp 2>/dev/null || find /lib/modules -name 'nvmet-tcp.ko*')
+             file=$(find /lib/modules -name 'nvmet-tcp.ko*')
              echo $file >/root/module; mv $file $file.away",
         )?;
         b.start_agent()?;
@@ -160,7 +160,7 @@ fn nothing_is_placed_on_an_owner_whose_nfs_server_is_someone_elses_and_that_serv
             "test -e /proc/fs/nfsd/threads || mount -t nfsd nfsd /proc/fs/nfsd
              echo 0 >/proc/fs/nfsd/threads
              mkdir -p /root/recovery; echo /root/recovery >/proc/fs/nfsd/nfsv4recoverydir
-             echo 2 >/proc/fs/nfsd/threads",
+             echo '-3 +4' >/proc/fs/nfsd/versions; echo 2 >/proc/fs/nfsd/threads",
         )?;
         b.start_agent()?;
         b.ready()?;

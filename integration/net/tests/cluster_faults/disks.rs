@@ -103,7 +103,9 @@ fn on_mapper(cluster: &Cluster) -> Result {
     b.machine.run(
         "umount /pool
          disk=$(readlink -f /disk/data)
-         dmsetup create pool --noudevrules --noudevsync --table \"0 $(blockdev --getsz $disk) linear $disk 0\"
+         export DM_DISABLE_UDEV=1
+         dmsetup create pool --table \"0 $(blockdev --getsz $disk) linear $disk 0\"
+         dmsetup mknodes pool
          mount /dev/mapper/pool /pool",
     )?;
     b.start_agent_only()?;
@@ -122,9 +124,10 @@ fn a_disk_that_fails_gives_errors_to_pods_elsewhere_and_their_safe_records_are_t
         pods.push(Pod::begin(cluster, "failing-xfs", "304Mi", xfs)?);
         let b = cluster.node("b");
         b.machine.run(
-            "dmsetup suspend --noflush --nolockfs pool
+            "export DM_DISABLE_UDEV=1
+             dmsetup suspend --noflush --nolockfs pool
              dmsetup load pool --table \"0 $(blockdev --getsz $(readlink -f /disk/data)) error\"
-             dmsetup resume --noudevsync pool",
+             dmsetup resume pool",
         )?;
         for pod in &mut pods {
             pod.fails();
