@@ -181,6 +181,9 @@ pub fn set_condition(
     }
 }
 
+/// The condition of a branch that other nodes are to use: whether they can.
+pub const EXPORTED: &str = "Exported";
+
 /// The condition of that kind.
 #[must_use]
 pub fn condition<'a>(conditions: &'a [Condition], kind: &str) -> Option<&'a Condition> {

@@ -413,9 +413,9 @@ impl Machine {
         self.run(format!("chmod 755 '{to}'")).map(drop)
     }
 
-    /// Writes a file in the machine.
+    /// Writes a file in the machine; it is there after a loss of power.
     pub fn write(&self, to: &str, bytes: &[u8]) -> Result {
-        let script = format!("cat >'{to}'");
+        let script = format!("cat >'{to}' && sync '{to}' \"$(dirname '{to}')\"");
         let output = self.start_with(&script, BOUND, Some(bytes))?.wait()?;
         ensure!(output.success(), FailedSnafu { machine: &self.name, script, output });
         Ok(())

@@ -9,11 +9,8 @@ use super::work::{Worker, blocking};
 use crate::domain::reach::Transport;
 use crate::domain::{NodeName, Secret};
 use crate::node::access::{Asked, Key, Settled};
-use crate::store::object::{Branch, BranchStatus, StorageNode, condition, set_condition};
+use crate::store::object::{Branch, BranchStatus, EXPORTED, StorageNode, condition, set_condition};
 use crate::store::{Pair, StoreError};
-
-/// The condition of a branch that other nodes are to use: whether they can.
-const EXPORTED: &str = "Exported";
 
 impl Worker {
     /// Carries out the order of the branch, and notes in its status what is to be written there. The inner error says why it is

@@ -1,5 +1,6 @@
 //! Branches on other nodes: which export to attach, decided from what the store and the kernel tell.
 
+use std::iter;
 use std::net::SocketAddr;
 
 use snafu::Snafu;
@@ -15,7 +16,7 @@ use crate::node::branch::BranchError;
 use crate::node::keys::KeyError;
 use crate::node::transport::TransportError;
 use crate::platform::HostError;
-use crate::store::object::{Branch, BranchSpec};
+use crate::store::object::{Branch, BranchSpec, EXPORTED, condition};
 
 /// What the store said last of who may use a branch, and how it is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub(super) struct Order {
     pub(super) shared: Option<SharingReport>,
     /// `Branch.status.fsUuid`.
     pub(super) fs_uuid: Option<String>,
+    /// Why its owner cannot open it, if it said so.
+    pub(super) hindered: Option<String>,
 }
 
 impl Order {
@@ -41,6 +44,9 @@ impl Order {
             sharing: branch.spec.sharing.clone(),
             shared: branch.status.sharing.clone(),
             fs_uuid: branch.status.fs_uuid.clone(),
+            hindered: condition(&branch.status.conditions, EXPORTED)
+                .filter(|exported| !exported.status)
+                .map(|exported| exported.message.clone()),
         }
     }
 }
@@ -149,7 +155,10 @@ pub(super) fn aim(
         held.iter().map(|&generation| Held { generation, epoch: epoch(generation) }).collect();
     let mut end = Vec::new();
     let owner = &spec.node;
-    let waits = || not_yet(NotYet::Opened { owner: owner.clone() }.to_string());
+    let waits = || {
+        let hindered = order.hindered.iter().map(|reason| format!(": {reason}"));
+        not_yet(iter::once(NotYet::Opened { owner: owner.clone() }.to_string()).chain(hindered).collect())
+    };
     loop {
         let decision = decide(node, spec, order, &held);
         match decision {
@@ -157,6 +166,7 @@ pub(super) fn aim(
                 end.push(generation);
                 held.retain(|h| h.generation != generation);
             }
+            ConsumerDecision::Wait(NotYet::Opened { .. }) => return Err(waits()),
             ConsumerDecision::Wait(reason) => return Err(not_yet(reason.to_string())),
             ConsumerDecision::Attach { generation, .. } => {
                 let remote = opened(node, order).filter(|r| r.generation == generation).ok_or_else(waits)?;
@@ -330,7 +340,11 @@ mod tests {
     fn a_branch_is_attached_when_it_was_given_and_opened() {
         assert_eq!(aimed(Some(&granted(3, 7)), None, &[]), Ok((7, vec![])));
         let given = order(access("me", 3), Access::default(), 0);
-        assert!(aimed(Some(&given), None, &[]).unwrap_err().contains("has not opened it"));
+        assert!(aimed(Some(&given), None, &[]).unwrap_err().ends_with("has not opened it to this node yet"));
+        let hindered = Order { hindered: Some("its port is taken".to_owned()), ..given };
+        assert!(
+            aimed(Some(&hindered), None, &[]).unwrap_err().ends_with("to this node yet: its port is taken")
+        );
         let other = order(access("other", 3), access("other", 3), 7);
         assert!(aimed(Some(&other), None, &[]).unwrap_err().contains("given to node other"));
         assert!(aimed(None, None, &[]).unwrap_err().contains("store"));

@@ -169,7 +169,14 @@ impl<'c> Pod<'c> {
     /// Waits until a call fails.
     fn fails(&mut self) {
         let (cluster, what) = (self.cluster, format!("the writer of {} is given an error", self.claim()));
-        cluster.within(BOUND, &what, || (!self.told().errors.is_empty()).then_some(()));
+        let (begun, mut looked) = (Instant::now(), false);
+        cluster.within(BOUND, &what, || {
+            // For whoever reads why not.
+            if begun.elapsed() > BOUND / 2 && !std::mem::replace(&mut looked, true) {
+                eprintln!("the writers wait in: {:?}", cluster.node(self.on).machine.run(WHERE));
+            }
+            (!self.told().errors.is_empty()).then_some(())
+        });
     }
 
     /// Whether the volume is reported as not well, and the words.
@@ -221,6 +228,12 @@ fn errnos(told: &Told) -> Vec<i32> {
 }
 
 /// No process of the node waits for what not even a kill ends.
+/// Where in the kernel the pods' writers are.
+const WHERE: &str = r#"for each in /proc/[0-9]*; do
+        words=$(tr '\0' ' ' <$each/cmdline 2>/dev/null) || continue
+        case $words in 'inside workload'*) for task in $each/task/*; do echo "$words: $(tr '\n' ';' <$task/stack)"; done ;; esac
+    done"#;
+
 fn no_one_is_stuck(cluster: &Cluster, node: &str) {
     let look = "for each in /proc/[0-9]*; do
             [ \"$(sed -n 's/^State:\\t\\(.\\).*/\\1/p' $each/status 2>/dev/null)\" = D ] || continue
