@@ -141,7 +141,9 @@ impl Host {
         while !for_good && Instant::now() < deadline {
             match self.part(at, force, round) {
                 Err(error) if error.is_busy() => std::thread::sleep(round),
-                _ => break,
+                // On its way: what it ends closes its files next.
+                Ok(false) => {}
+                Ok(true) | Err(_) => break,
             }
         }
         let flags = force | MntFlags::MNT_DETACH;
