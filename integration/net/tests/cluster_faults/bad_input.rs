@@ -129,7 +129,9 @@ fn nothing_is_placed_on_an_owner_whose_kernel_lacks_the_module_until_it_is_there
         b.stop_agent()?;
         b.machine.run(
             "modprobe -r nvmet-tcp
-             cd /lib/modules/$(uname -r) && cp modules.dep modules.all && sed -i '/nvmet-tcp[.]ko[^:]*:/d' modules.dep",
+             cd /lib/modules/$(uname -r)
+             cp modules.dep modules.all; sed -i '/nvmet-tcp[.]ko[^:]*:/d' modules.dep
+             file=$(find . -name 'nvmet-tcp.ko*'); mv $file $file.away",
         )?;
         b.start_agent()?;
         b.ready()?;
@@ -139,7 +141,9 @@ fn nothing_is_placed_on_an_owner_whose_kernel_lacks_the_module_until_it_is_there
         let said = waits(cluster, &claim.name);
         eprintln!("the claim: {said}");
         assert!(cluster.branches().is_empty(), "nothing is placed");
-        b.machine.run("cd /lib/modules/$(uname -r) && mv modules.all modules.dep")?;
+        b.machine.run(
+            "cd /lib/modules/$(uname -r); mv modules.all modules.dep; file=$(find . -name 'nvmet-tcp.ko*.away'); mv $file ${file%.away}",
+        )?;
         owns(cluster, "nvme-tcp", true);
         // The claim was given back to the scheduler, which tries again.
         cluster.select(&claim, "a");
