@@ -252,7 +252,7 @@ fn a_read_only_pool_gives_what_it_has_and_takes_nothing() {
     run("mount", &["-o", "remount,ro", disk.to_str().expect("path")]);
     let report = only(&node);
     assert_eq!((report.state, report.allocatable()), (PoolState::ReadOnly, Bytes::ZERO));
-    assert!(report.message.contains("read-only"));
+    assert!(report.message.contains("takes no writes"));
     node.branches.ensure_present(&spec, true).expect("it is there");
     let second = BranchSpec { id: "vol-1".parse().expect("id"), index: 1, ..spec.clone() };
     for refused in [

@@ -33,7 +33,7 @@ pub enum PoolState {
     Ready,
     /// Its filesystem is not mounted, or is another than the recorded one. Never written to.
     Absent,
-    /// Mounted read-only: its branches can be read, none can be made.
+    /// It takes no writes, as mounted or after an error of its disk: its branches can be read, none can be made.
     ReadOnly,
 }
 

@@ -23,7 +23,7 @@ impl Branches {
             return branch_error::PoolSnafu {
                 branch: spec.id.clone(),
                 pool: spec.pool.clone(),
-                reason: format!("{} is mounted read-only", pool.path.display()),
+                reason: format!("{} takes no writes", pool.path.display()),
             }
             .fail();
         }

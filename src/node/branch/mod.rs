@@ -200,7 +200,11 @@ impl Branches {
         };
         Ok(BranchStatus {
             phase: BranchPhase::Bound,
-            reason: String::new(),
+            reason: if pool.read_only {
+                format!("pool {} takes no writes", pool.name)
+            } else {
+                String::new()
+            },
             bytes_used: self.occupied_by(&pool, &record),
             enforcement: record.enforcement,
             fs_uuid: record.fs_uuid,

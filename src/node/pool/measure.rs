@@ -60,8 +60,8 @@ impl Pools {
             state: if read_only { PoolState::ReadOnly } else { PoolState::Ready },
             message: if read_only {
                 format!(
-                    "{} is mounted read-only: its branches can be read, none can be made or removed; mount it writable \
-                     (after an error of the disk the kernel does this by itself: look at its log)",
+                    "{} takes no writes: its branches can be read, none can be made or removed; mount it writable (after an \
+                     error of its disk the kernel refuses writes by itself: look at its log)",
                     settings.path.display()
                 )
             } else {

@@ -73,7 +73,7 @@ pub struct OpenPool {
     pub filesystem: String,
     /// Where the pool's directory lies within its filesystem, as mountinfo's root and mount point tell.
     pub within: PathBuf,
-    /// Mounted read-only.
+    /// It takes no writes: mounted read-only, or made so by its kernel after an error of its disk.
     pub read_only: bool,
     /// How sizes of directories can be enforced here.
     pub enforcement: Enforcement,
@@ -205,6 +205,12 @@ impl Pools {
             return Err(format!("{} is on no mounted filesystem", path.display()));
         };
         let uuid = self.host.filesystem_uuid(&path).map_err(unusable)?;
+        let refuses = || {
+            // Who does not answer in time is asked again, and does not answer at all then.
+            mount.fs_type == "ext4"
+                && self.host.ext4_refuses_writes(mount.device, &path, ANSWER_BOUND).unwrap_or(false)
+        };
+        let read_only = space.read_only || refuses();
         let seen = Sighting {
             uuid: uuid.clone(),
             filesystem: mount.fs_type.clone(),
@@ -215,7 +221,7 @@ impl Pools {
                 .directory_names(&path.join(BRANCHES))
                 .map_err(unusable)?
                 .is_some_and(|n| !n.is_empty()),
-            read_only: space.read_only,
+            read_only,
         };
         if listed.plain && seen.record == Found::Nothing {
             return Err(under::not_mounted(&settings.path));
@@ -240,7 +246,7 @@ impl Pools {
             mounted: mount.device,
             filesystem: mount.fs_type.clone(),
             within: mount.root.join(below),
-            read_only: space.read_only,
+            read_only,
             enforcement,
             enforcement_message,
             space,

@@ -183,11 +183,13 @@ pub(super) fn judge(
     }
     match ask() {
         Ok(Liveness::Alive) if !reader_only && (says("ro") || says("emergency_ro")) => BranchSeen::ReadOnly,
-        Ok(Liveness::Alive) if !reader_only && entry.fs_type == "ext4" => match refuses(entry) {
-            Ok(true) => BranchSeen::ReadOnly,
-            // Who does not answer in time is asked again, and then is silent.
-            Ok(false) | Err(_) => BranchSeen::Alive,
-        },
+        Ok(Liveness::Alive) if !reader_only && matches!(&*entry.fs_type, "ext4" | "nfs4") => {
+            match refuses(entry) {
+                Ok(true) => BranchSeen::ReadOnly,
+                // Who does not answer in time is asked again, and then is silent.
+                Ok(false) | Err(_) => BranchSeen::Alive,
+            }
+        }
         Ok(Liveness::Alive) => BranchSeen::Alive,
         Ok(Liveness::Dead(errno)) => BranchSeen::Failed(std::io::Error::from_raw_os_error(errno).to_string()),
         Ok(Liveness::Hung) => BranchSeen::Silent(Duration::ZERO),
@@ -374,6 +376,7 @@ mod tests {
             judge(Some(&entry(fs_type, &["rw"])), reader_only, || Ok(Liveness::Alive), |_| Ok(true))
         };
         assert_eq!(seen("ext4", false), BranchSeen::ReadOnly);
+        assert_eq!(seen("nfs4", false), BranchSeen::ReadOnly);
         assert_eq!(seen("ext4", true), BranchSeen::Alive);
         assert_eq!(seen("xfs", false), BranchSeen::Alive, "XFS shuts down, which is seen");
     }

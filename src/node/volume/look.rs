@@ -201,8 +201,12 @@ impl Core {
                     _ => {
                         let point = branch_mount(&directory, index);
                         let asked = || self.host.liveness(&point.join(DATA), ANSWER_TIMEOUT);
-                        let refuses = |entry: &MountEntry| {
-                            self.host.ext4_refuses_writes(entry.device, &point, ANSWER_TIMEOUT)
+                        let refuses = |entry: &MountEntry| match entry.fs_type.as_str() {
+                            "ext4" => self.host.ext4_refuses_writes(entry.device, &point, ANSWER_TIMEOUT),
+                            // A server's disk is known to its own node alone.
+                            _ => {
+                                Ok(slot.hints().orders.get(&index).is_some_and(|order| order.refuses_writes))
+                            }
                         };
                         judge(view.at(&point), record.reader_only(), asked, refuses)
                     }

@@ -16,7 +16,7 @@ use crate::node::branch::BranchError;
 use crate::node::keys::KeyError;
 use crate::node::transport::TransportError;
 use crate::platform::HostError;
-use crate::store::object::{Branch, BranchSpec, EXPORTED, condition};
+use crate::store::object::{Branch, BranchPhase, BranchSpec, EXPORTED, condition};
 
 /// What the store said last of who may use a branch, and how it is reached.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub(super) struct Order {
     pub(super) fs_uuid: Option<String>,
     /// Why its owner cannot open it, if it said so.
     pub(super) hindered: Option<String>,
+    /// The disk that it lies on takes no writes, as its owner said: `Branch.status.reason` of one that is bound.
+    pub(super) refuses_writes: bool,
 }
 
 impl Order {
@@ -47,6 +49,7 @@ impl Order {
             hindered: condition(&branch.status.conditions, EXPORTED)
                 .filter(|exported| !exported.status)
                 .map(|exported| exported.message.clone()),
+            refuses_writes: branch.status.phase == BranchPhase::Bound && !branch.status.reason.is_empty(),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MntFlags, umount2};
+use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags};
 
 use super::{NFS_PORT, NfsRoots};
@@ -123,19 +124,38 @@ impl Host {
         self.part(at, MntFlags::UMOUNT_NOFOLLOW, bound)
     }
 
+    /// Something of the mount at `at`, which keeps it in use: see [`Host::nfs_abandon`]. Within `bound`; the server is asked.
+    ///
+    /// # Errors
+    /// [`HostError::Timeout`], or the errno of open(2).
+    pub fn nfs_hold(&self, at: &Path, bound: Duration) -> Result<OwnedFd> {
+        let path = at.to_owned();
+        self.within("opening", at, bound, move |_| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(&path, flags, Mode::empty()).map_err(failed("open", &path))
+        })
+    }
+
     /// Takes away what is at `at` now: whatever waits for the server gets errors, and what was not written is lost. Never
     /// waits for the server, and at most `bound` for the kernel.
     ///
+    /// Before Linux 6.5 only those fail that wait at the moment, and only while the mount is there: whoever holds something of
+    /// it (`hold`) lets the others get their errors, close their files and be told once more.
+    ///
     /// # Errors
     /// It is still there, with what umount2(2) told.
-    pub fn nfs_abandon(&self, roots: &NfsRoots, at: &Path, bound: Duration) -> Result<()> {
+    pub fn nfs_abandon(
+        &self,
+        roots: &NfsRoots,
+        at: &Path,
+        hold: Option<OwnedFd>,
+        bound: Duration,
+    ) -> Result<()> {
         self.enter("umount", at)?;
         let Some(entry) = self.mounts()?.at(at).cloned() else { return Ok(()) };
         // Since 6.5: every request that waits and every later one fails.
         let shutdown = roots.sysfs.join(format!("{}:{}", entry.device.0, entry.device.1)).join("shutdown");
         let for_good = std::fs::write(shutdown, b"1\n").is_ok();
-        // Before that, only those fail that wait at the moment: so again and again, while what uses it gets its errors, closes
-        // its files, and in doing so asks the server once more.
         let force = MntFlags::MNT_FORCE | MntFlags::UMOUNT_NOFOLLOW;
         let (deadline, round) = (Instant::now() + bound / 2, bound / 50);
         while !for_good && Instant::now() < deadline {
@@ -146,6 +166,7 @@ impl Host {
                 Ok(true) | Err(_) => break,
             }
         }
+        drop(hold);
         let flags = force | MntFlags::MNT_DETACH;
         // What the last user leaves unwritten may keep that thread; the mount is gone from its place before.
         let outcome = self.part(at, flags, bound);

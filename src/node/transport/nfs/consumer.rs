@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::{IDENTITY, IDENTITY_LIMIT, Identity, kernel, name};
@@ -36,13 +38,30 @@ pub struct NfsConsumer {
     roots: NfsRoots,
     directory: PathBuf,
     address: IpAddr,
+    /// Something of each mount that answers.
+    held: Mutex<BTreeMap<ExportId, OwnedFd>>,
 }
 
 impl NfsConsumer {
     /// Mounts exports below `directory`; `address` is this node's on the storage network, which owners allow.
     #[must_use]
     pub fn new(host: Host, roots: NfsRoots, directory: PathBuf, address: IpAddr) -> Self {
-        Self { host, roots, directory, address }
+        Self { host, roots, directory, address, held: Mutex::default() }
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<ExportId, OwnedFd>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps hold of a mount that answers, for the time when it does not.
+    fn hold(&self, id: &ExportId) {
+        if self.held().contains_key(id) {
+            return;
+        }
+        // Without it the mount is taken away all the same.
+        if let Ok(hold) = self.host.nfs_hold(&self.point(id), ANSWER) {
+            self.held().insert(id.clone(), hold);
+        }
     }
 
     fn point(&self, id: &ExportId) -> PathBuf {
@@ -95,7 +114,9 @@ impl NfsConsumer {
         self.host.ensure_directory(&point, 0o700).map_err(kernel(place()))?;
         // What is written while nothing is mounted here would be hidden later. Not every filesystem has the flag.
         let _ = self.host.set_immutable(&point, true);
-        self.host.nfs_place(&tree, &point).map_err(kernel(place()))
+        self.host.nfs_place(&tree, &point).map_err(kernel(place()))?;
+        self.held().insert(id.clone(), tree);
+        Ok(())
     }
 
     fn remove_point(&self, id: &ExportId) -> Result<(), TransportError> {
@@ -129,13 +150,16 @@ impl NfsConsumer {
         Ok(answers)
     }
 
-    /// How what is mounted at `point` stands, when its owner answered so.
-    fn link(&self, point: &Path, owner: &NfsAnswer) -> Result<Link, TransportError> {
+    /// How what is mounted of the export stands, when its owner answered so.
+    fn link(&self, id: &ExportId, owner: &NfsAnswer) -> Result<Link, TransportError> {
         if matches!(owner, NfsAnswer::Silent(_)) {
             return Ok(Link::Connecting);
         }
-        match self.host.liveness(point, ANSWER).map_err(kernel("look at an NFS mount"))? {
-            Liveness::Alive => Ok(Link::Live),
+        match self.host.liveness(&self.point(id), ANSWER).map_err(kernel("look at an NFS mount"))? {
+            Liveness::Alive => {
+                self.hold(id);
+                Ok(Link::Live)
+            }
             Liveness::Dead(_) => Ok(Link::Dead),
             Liveness::Hung => Ok(Link::Connecting),
         }
@@ -169,7 +193,7 @@ impl Consumer for NfsConsumer {
         if let Some(entry) = self.mounted(id)? {
             let here = NfsTarget::parse(&entry.source, &entry.super_options);
             let same = here.is_some_and(|t| t.server == endpoint.address && t.path == endpoint.name);
-            let link = self.link(&self.point(id), &NfsAnswer::Serves(self.address))?;
+            let link = self.link(id, &NfsAnswer::Serves(self.address))?;
             match link {
                 Link::Live if same => return Ok(self.attached(id, endpoint.clone(), link)),
                 Link::Live | Link::Connecting => {
@@ -194,6 +218,7 @@ impl Consumer for NfsConsumer {
 
     fn detach(&self, id: &ExportId) -> Result<(), TransportError> {
         let point = self.point(id);
+        self.held().remove(id);
         if let Some(entry) = self.mounted(id)? {
             let unmounted = self.host.nfs_unmount(&point, UNMOUNT).map_err(|error| {
                 if error.is_busy() {
@@ -214,9 +239,10 @@ impl Consumer for NfsConsumer {
 
     fn force_detach(&self, id: &ExportId) -> Result<(), TransportError> {
         let point = self.point(id);
+        let hold = self.held().remove(id);
         if self.mounted(id)?.is_some() {
             let action = format!("take {} away", point.display());
-            self.host.nfs_abandon(&self.roots, &point, ABANDON).map_err(kernel(action))?;
+            self.host.nfs_abandon(&self.roots, &point, hold, ABANDON).map_err(kernel(action))?;
         }
         self.remove_point(id)
     }
@@ -226,14 +252,16 @@ impl Consumer for NfsConsumer {
         let ours = mounts.below(&self.directory).filter(|e| is_nfs(e)).filter_map(|entry| {
             let here = entry.mount_point.parent() == Some(&self.directory);
             let id = entry.mount_point.file_name().filter(|_| here).and_then(name::parse)?;
-            Some((entry, id, NfsTarget::parse(&entry.source, &entry.super_options)?))
+            Some((id, NfsTarget::parse(&entry.source, &entry.super_options)?))
         });
         let ours: Vec<_> = ours.collect();
-        let answers = self.ask_all(ours.iter().map(|(_, _, target)| target.server).collect())?;
+        // What someone else unmounted is not kept alive.
+        self.held().retain(|held, _| ours.iter().any(|(id, _)| id == held));
+        let answers = self.ask_all(ours.iter().map(|(_, target)| target.server).collect())?;
         let mut found = Vec::new();
-        for (entry, id, target) in ours {
+        for (id, target) in ours {
             let Some(answer) = answers.get(&target.server) else { continue };
-            let link = self.link(&entry.mount_point, answer)?;
+            let link = self.link(&id, answer)?;
             let endpoint = Endpoint { address: target.server, name: target.path };
             found.push(self.attached(&id, endpoint, link));
         }
@@ -280,6 +308,8 @@ fn unmountable(endpoint: &Endpoint, error: HostError) -> TransportError {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn consumer(directory: &Path) -> NfsConsumer {
