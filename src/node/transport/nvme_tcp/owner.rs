@@ -58,7 +58,16 @@ impl NvmeOwner {
     fn apply(&self, what: &str, steps: &[Step]) -> Result<(), TransportError> {
         for step in steps {
             tracing::debug!(?step, "nvme target");
-            self.nvme.take(step).map_err(|error| self.explain(what, step, error))?;
+            self.nvme
+                .take(step)
+                // The kernel asks for the module by an alias, which not every system has.
+                .or_else(|error| {
+                    match lacks_transport(step, &error) && self.nvme.load(&["nvmet-tcp"]).is_ok() {
+                        true => self.nvme.take(step),
+                        false => Err(error),
+                    }
+                })
+                .map_err(|error| self.explain(what, step, error))?;
         }
         Ok(())
     }
@@ -320,4 +329,11 @@ impl NvmeOwner {
         }
         found
     }
+}
+
+/// Nothing in the kernel takes connections of the port's kind.
+fn lacks_transport(step: &Step, error: &HostError) -> bool {
+    matches!(step, Step::Link(_, _))
+        && step.path().starts_with("ports")
+        && matches!(error, HostError::Syscall { source, .. } if source.kind() == ErrorKind::InvalidInput)
 }
