@@ -17,6 +17,7 @@ pub mod access;
 pub mod branch;
 pub mod executor;
 pub mod heal;
+pub mod handshake;
 pub mod keys;
 pub mod pool;
 pub mod survey;

@@ -18,6 +18,7 @@ pub mod file;
 pub mod fserror;
 pub mod fuse;
 pub mod holders;
+pub mod keyring;
 pub mod loopdev;
 pub mod memory;
 pub mod mkfs;
@@ -32,6 +33,7 @@ pub mod quota;
 pub mod refusal;
 pub mod shutdown;
 pub mod space;
+pub mod tls;
 pub mod trial;
 pub mod xattr;
 

@@ -18,6 +18,7 @@ mod protocol;
 #[path = "../support/random/records.rs"]
 mod records;
 mod survey;
+mod tls;
 mod transport;
 mod workload;
 
@@ -37,6 +38,7 @@ const AREAS: &[(&str, Area)] = &[
     ("nfs", nfs::run),
     ("owner", owner::run),
     ("survey", survey::run),
+    ("tls", tls::run),
     ("transport", transport::run),
     ("workload", workload::run),
 ];

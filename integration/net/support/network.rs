@@ -189,6 +189,16 @@ impl Network {
         self.switch.passed(from, to)
     }
 
+    /// Looks from now on for these bytes in what the machines send each other.
+    pub fn look_for(&self, bytes: &[u8]) {
+        self.switch.look_for(bytes);
+    }
+
+    /// In how many frames they were.
+    pub fn seen(&self) -> u64 {
+        self.switch.seen()
+    }
+
     /// Prints every machine's console and what was run in it.
     pub fn report(&self) {
         for machine in &self.machines {

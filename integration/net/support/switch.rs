@@ -46,6 +46,8 @@ struct State {
     links: Vec<Vec<Link>>,
     /// Frames let through, by sender, then receiver.
     passed: Vec<Vec<u64>>,
+    /// What is looked for in every frame, and in how many it was.
+    sought: Option<(Vec<u8>, u64)>,
     ended: bool,
 }
 
@@ -76,6 +78,7 @@ impl Switch {
         let state = State {
             links: vec![vec![Link::default(); count]; count],
             passed: vec![vec![0; count]; count],
+            sought: None,
             ended: false,
         };
         let mut switch = Self { state: Arc::new(Mutex::new(state)), threads: Vec::new() };
@@ -105,6 +108,16 @@ impl Switch {
     /// Changes how frames go from one machine to another.
     pub fn change(&self, from: usize, to: usize, change: impl Fn(&mut Link)) {
         change(&mut lock(&self.state).links[from][to]);
+    }
+
+    /// Looks from now on for these bytes in the frames that are sent.
+    pub fn look_for(&self, bytes: &[u8]) {
+        lock(&self.state).sought = Some((bytes.to_vec(), 0));
+    }
+
+    /// In how many frames they were.
+    pub fn seen(&self) -> u64 {
+        lock(&self.state).sought.as_ref().map_or(0, |(_, seen)| *seen)
     }
 
     /// How many frames went from one machine to another.
@@ -168,6 +181,11 @@ fn take(socket: &UnixDatagram, from: usize, ways: &[Sender<Due>], state: &Mutex<
         let mut state = lock(state);
         if state.ended {
             return;
+        }
+        if let Some((bytes, seen)) = &mut state.sought
+            && buffer[..length].windows(bytes.len()).any(|window| window == bytes)
+        {
+            *seen += 1;
         }
         let now = Instant::now();
         for to in receivers(&buffer[..length], from, ways.len()) {

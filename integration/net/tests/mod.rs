@@ -15,5 +15,6 @@ mod nvme;
 mod owner;
 mod sharing;
 mod survey;
+mod tls;
 mod transport;
 mod write_through;
