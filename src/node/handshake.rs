@@ -3,7 +3,6 @@
 //! Which keys there are, the kernel's keyring tells: nothing is kept here, and an agent that was restarted answers as well as
 //! the one before. While none runs, connections that stand go on, and the kernel tries again to make those that do not.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use snafu::{OptionExt, ResultExt, Snafu};
@@ -47,13 +46,13 @@ pub enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// What the connection fails with.
+    /// What the connection fails with. Never ENOKEY or EKEYREJECTED, which a client takes for final: it would give up a branch
+    /// whose owner has only not put its keys back yet, after a reboot.
     fn errno(&self) -> i32 {
         match self {
             Self::Foreign => libc::EOPNOTSUPP,
-            Self::NoKeyring | Self::NoKey | Self::Keyring { .. } => libc::ENOKEY,
             Self::Session { source: TlsError::Silent } => libc::ETIMEDOUT,
-            Self::Session { .. } => libc::EACCES,
+            Self::NoKeyring | Self::NoKey | Self::Keyring { .. } | Self::Session { .. } => libc::EACCES,
         }
     }
 }
@@ -86,8 +85,6 @@ pub fn shake(host: &Host, handshake: &Handshake) -> Result<KeySerial, HandshakeE
 
 /// Answers requests until `ended` says so. Blocks.
 pub fn answer(host: &Host, handshakes: &Handshakes, ended: &(dyn Fn() -> bool + Sync)) {
-    let free = Arc::new(AT_ONCE);
-    let _ = free;
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
