@@ -100,15 +100,7 @@ impl Handshakes {
     pub fn listen(host: &Host) -> Result<Option<Self>> {
         host.enter("listen", SUBJECT)?;
         let asked = open()?;
-        let query =
-            GenlCtrl { cmd: GenlCtrlCmd::GetFamily, nlas: vec![GenlCtrlAttrs::FamilyName(FAMILY.to_owned())] };
-        let answer = match ask(&asked, GenlMessage::from_payload(query), NLM_F_REQUEST) {
-            Err(error) if error.is_missing() => return Ok(None),
-            answer => answer?,
-        };
-        let Some((family, group)) = answer.and_then(|family| numbers(&family.nlas)) else {
-            return Err(unexpected("the family has no number, or no group for TLS"));
-        };
+        let Some((family, group)) = find(&asked, FAMILY, GROUP)? else { return Ok(None) };
         let told = open()?;
         told.add_membership(group).map_err(failed("setsockopt NETLINK_ADD_MEMBERSHIP", SUBJECT))?;
         Ok(Some(Self { host: host.clone(), family, told, asked: Mutex::new(asked) }))
@@ -215,8 +207,20 @@ fn number(kind: u16, value: u32) -> DefaultNla {
     DefaultNla::new(kind, value.to_ne_bytes().to_vec())
 }
 
-/// The family's number, and that of the group.
-fn numbers(attributes: &[GenlCtrlAttrs]) -> Option<(u16, u32)> {
+/// The number of a family, and that of a group of it; `None` where this kernel has no such family.
+fn find(socket: &Socket, family: &str, group: &str) -> Result<Option<(u16, u32)>> {
+    let query =
+        GenlCtrl { cmd: GenlCtrlCmd::GetFamily, nlas: vec![GenlCtrlAttrs::FamilyName(family.to_owned())] };
+    let answer = match ask(socket, GenlMessage::from_payload(query), NLM_F_REQUEST) {
+        Err(error) if error.is_missing() => return Ok(None),
+        answer => answer?,
+    };
+    let found = answer.and_then(|answer| numbers(&answer.nlas, group));
+    found.map(Some).ok_or_else(|| unexpected(&format!("{family} has no number, or no group {group}")))
+}
+
+/// What stands in the answer to that question.
+fn numbers(attributes: &[GenlCtrlAttrs], group: &str) -> Option<(u16, u32)> {
     let family = attributes.iter().find_map(|attribute| match attribute {
         GenlCtrlAttrs::FamilyId(number) => Some(*number),
         _ => None,
@@ -225,8 +229,8 @@ fn numbers(attributes: &[GenlCtrlAttrs]) -> Option<(u16, u32)> {
         GenlCtrlAttrs::McastGroups(groups) => Some(groups),
         _ => None,
     })?;
-    let ours = groups.iter().find(|group| {
-        group.iter().any(|part| matches!(part, McastGrpAttrs::Name(name) if name == GROUP))
+    let ours = groups.iter().find(|parts| {
+        parts.iter().any(|part| matches!(part, McastGrpAttrs::Name(name) if name == group))
     })?;
     let group = ours.iter().find_map(|part| match part {
         McastGrpAttrs::Id(number) => Some(*number),
@@ -326,6 +330,17 @@ fn unexpected(reason: &str) -> HostError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_family_is_found_with_its_group_and_one_that_is_not_there_is_none() {
+        let socket = open().unwrap();
+        // The family of families is in every kernel, and its group may be listened to by everybody.
+        let (family, group) = find(&socket, "nlctrl", "notify").unwrap().unwrap();
+        assert_eq!(i32::from(family), libc::GENL_ID_CTRL);
+        assert!(group > 0);
+        assert!(find(&socket, "nlctrl", "no-such-group").is_err());
+        assert_eq!(find(&socket, "no-such-family", "notify").unwrap(), None);
+    }
 
     #[test]
     fn an_answer_tells_which_end_with_which_keys_and_how_long() {
