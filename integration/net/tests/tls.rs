@@ -13,7 +13,7 @@ const PLAIN: &str = "these bytes are for nobody else";
 fn write_plain(consumer: &Machine, device: &str) -> Result {
     consumer
         .run(format!(
-            "yes '{PLAIN}' | head -c 1048576 >/tmp/plain
+            "(yes '{PLAIN}' || true) | head -c 1048576 >/tmp/plain
              dd if=/tmp/plain of={device} bs=64k oflag=direct 2>/dev/null
              echo 3 >/proc/sys/vm/drop_caches
              head -c 1048576 {device} | cmp - /tmp/plain"
