@@ -32,7 +32,7 @@ fn connect(consumer: &Machine, owner: &Machine, key: &str, hostnqn: &str) -> Res
     )
 }
 
-fn prototype(net: &Network) -> Result {
+fn hidden(net: &Network) -> Result {
     let (owner, consumer) = (net.machine("a"), net.machine("b"));
     net.look_for(PLAIN.as_bytes());
     export(owner, 16)?;
@@ -53,7 +53,8 @@ fn prototype(net: &Network) -> Result {
     let identity = format!("{IDENTITY} {HOST} {NQN}");
     let mut key = String::new();
     for machine in [owner, consumer] {
-        machine.run("modprobe tls; cat /proc/keys; dmesg -n 8")?;
+        // The image has no /sbin/modprobe for the kernel to load what its ciphers need.
+        machine.run("modprobe -a tls gcm ghash_generic aesni_intel")?;
         key = machine.run(format!("inside tls key '{identity}' {SECRET}"))?;
         machine.run("inside tls keys; (inside tls serve 300 >/tmp/tls.log 2>&1 &); sleep 1; cat /tmp/tls.log")?;
     }
@@ -75,5 +76,5 @@ fn prototype(net: &Network) -> Result {
 #[test]
 #[ignore = "boots machines: integration/net/run"]
 fn tls_of_the_kernel_hides_what_is_written() {
-    on(&Options::new(2), prototype);
+    on(&Options::new(2), hidden);
 }
