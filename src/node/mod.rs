@@ -16,8 +16,8 @@
 pub mod access;
 pub mod branch;
 pub mod executor;
-pub mod heal;
 pub mod handshake;
+pub mod heal;
 pub mod keys;
 pub mod pool;
 pub mod survey;

@@ -91,7 +91,7 @@ impl Nvme {
         Ok(Some(parse_options(&text)))
     }
 
-    /// Connects with these options and answers with the connection's name.
+    /// Connects with these options, those without a value being empty, and answers with the connection's name.
     ///
     /// # Errors
     /// The errno of the write: EALREADY connected; EIO not allowed, or no such subsystem there; ECONNREFUSED no listener;
@@ -100,7 +100,11 @@ impl Nvme {
     pub fn connect(&self, nqn: &str, options: &[(&str, String)]) -> Result<String> {
         let path = self.fabrics();
         self.host.enter("connect", &path)?;
-        let line = options.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(",");
+        let spelled = |(name, value): &(&str, String)| match value.as_str() {
+            "" => (*name).to_owned(),
+            value => format!("{name}={value}"),
+        };
+        let line = options.iter().map(spelled).collect::<Vec<_>>().join(",");
         // What the one who waits and the one who connects must agree on: whether anybody waits, and what was connected.
         let agreed: Arc<Mutex<(bool, Option<String>)>> = Arc::default();
         let (told, device, class) = (agreed.clone(), path.clone(), self.files.sys.join("class/nvme"));

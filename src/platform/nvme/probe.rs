@@ -116,6 +116,35 @@ impl Nvme {
         self.take(&Step::Remove(at))?;
         Ok(found)
     }
+
+    /// The initiator can encrypt its connections (CONFIG_NVME_TCP_TLS): its list of options tells.
+    ///
+    /// # Errors
+    /// The list cannot be read.
+    pub fn initiator_encrypts(&self) -> Result<bool> {
+        let known = self.connect_options()?.unwrap_or_default();
+        Ok(["tls", "tls_key"].iter().all(|option| known.contains(*option)))
+    }
+
+    /// The target can take encrypted connections (CONFIG_NVME_TARGET_TCP_TLS): tried with a listener of this number that nothing
+    /// is linked to, and that is removed again. The caller has the lock.
+    ///
+    /// # Errors
+    /// The tree cannot be changed.
+    pub fn target_encrypts(&self, trial: u16) -> Result<bool> {
+        use super::target::Step;
+        let at = std::path::Path::new("ports").join(trial.to_string());
+        self.take(&Step::Make(at.clone()))?;
+        let tried = self
+            .take(&Step::Write(at.join("addr_trtype"), "tcp".to_owned()))
+            .and_then(|()| self.take(&Step::Write(at.join("addr_tsas"), "tls1.3".to_owned())));
+        self.take(&Step::Remove(at))?;
+        match tried {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_missing() || error.errno() == Some(libc::EINVAL) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// A list of module files, one in a line before a colon or the line's end, holds the module (`-` and `_` are one).

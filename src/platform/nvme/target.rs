@@ -94,6 +94,8 @@ pub struct Port {
     pub address: String,
     /// `addr_trsvcid`.
     pub service: String,
+    /// It takes connections with TLS, and no others (`addr_tsas`, `addr_treq`).
+    pub encrypts: bool,
     /// NQNs of the subsystems that are reached there.
     pub linked: BTreeSet<String>,
 }
@@ -253,6 +255,7 @@ impl Nvme {
             family: text("addr_adrfam")?,
             address: text("addr_traddr")?,
             service: text("addr_trsvcid")?,
+            encrypts: text("addr_tsas")? == "tls1.3" && text("addr_treq")? == "required",
             linked: self.names(&at.join("subsystems"))?.into_iter().collect(),
         })
     }
@@ -391,11 +394,17 @@ mod tests {
         put(root, "ports/7/addr_traddr", "fd00::1\n");
         put(root, "ports/7/addr_trsvcid", "4420\n");
         put(root, "ports/7/subsystems/nqn.a", "");
+        for (port, required) in [(8, "required"), (9, "not required")] {
+            put(root, &format!("ports/{port}/addr_tsas"), "tls1.3\n");
+            put(root, &format!("ports/{port}/addr_treq"), &format!("{required}\n"));
+        }
         let view = Nvme::at(&Host::new(), KernelFiles::below(root)).target().unwrap().unwrap();
         let subsystem = &view.subsystems["nqn.a"];
         assert!(!subsystem.allow_any_host && subsystem.allowed.contains("nqn.h"));
         assert_eq!((subsystem.namespaces[&1].path.as_str(), subsystem.namespaces[&1].enabled), ("", true));
         assert_eq!(view.ports[&7].listens(), Some("[fd00::1]:4420".parse().unwrap()));
+        let encrypt: Vec<_> = view.ports.iter().filter(|(_, port)| port.encrypts).map(|(n, _)| *n).collect();
+        assert_eq!(encrypt, [8], "one that takes both does not");
         assert!(view.hosts["nqn.h"].authenticates);
         assert!(!format!("{view:?}").contains("secret"));
         assert!(

@@ -106,6 +106,15 @@ impl Handshakes {
         Ok(Some(Self { host: host.clone(), family, told, asked: Mutex::new(asked) }))
     }
 
+    /// Whether this kernel makes such requests.
+    ///
+    /// # Errors
+    /// There is no generic netlink.
+    pub fn known(host: &Host) -> Result<bool> {
+        host.enter("look for", SUBJECT)?;
+        Ok(find(&open()?, FAMILY, GROUP)?.is_some())
+    }
+
     /// Waits for news, at most as long as is given; whether there were any.
     ///
     /// # Errors
@@ -229,9 +238,9 @@ fn numbers(attributes: &[GenlCtrlAttrs], group: &str) -> Option<(u16, u32)> {
         GenlCtrlAttrs::McastGroups(groups) => Some(groups),
         _ => None,
     })?;
-    let ours = groups.iter().find(|parts| {
-        parts.iter().any(|part| matches!(part, McastGrpAttrs::Name(name) if name == group))
-    })?;
+    let ours = groups
+        .iter()
+        .find(|parts| parts.iter().any(|part| matches!(part, McastGrpAttrs::Name(name) if name == group)))?;
     let group = ours.iter().find_map(|part| match part {
         McastGrpAttrs::Id(number) => Some(*number),
         McastGrpAttrs::Name(_) => None,
@@ -254,7 +263,9 @@ fn accepted(attributes: &[DefaultNla]) -> Result<Handshake> {
     };
     let one = |kind| all(kind).next();
     let socket = one(ACCEPT_SOCKET).and_then(|fd| i32::try_from(fd).ok());
-    let Some(socket) = socket.filter(|fd| *fd > 2) else { return Err(unexpected("there is no socket in it")) };
+    let Some(socket) = socket.filter(|fd| *fd > 2) else {
+        return Err(unexpected("there is no socket in it"));
+    };
     // SAFETY: the kernel opened this descriptor for us with its answer, and nothing else here knows of it.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     Ok(Handshake {

@@ -37,6 +37,9 @@ pub enum TlsError {
         /// What was seen.
         reason: String,
     },
+    /// The other end has closed the connection.
+    #[snafu(display("the other node has closed the connection"))]
+    Closed,
     /// The other end says nothing.
     #[snafu(display("the other node does not go on with the TLS handshake"))]
     Silent,
@@ -132,16 +135,15 @@ impl<'s> Session<'s> {
             if key.is_null() {
                 return Err(library("make a key"));
             }
-            let taken = check(s2n::s2n_psk_set_identity(key, identity.as_ptr(), identity_length), "take a key")
-                .and_then(|()| {
-                    check(s2n::s2n_psk_set_secret(key, secret.as_ptr(), secret_length), "take a key")
-                })
-                .and_then(|()| {
-                    check(s2n::s2n_psk_set_hmac(key, s2n::s2n_psk_hmac::SHA256), "take a key")
-                })
-                .and_then(|()| {
-                    check(s2n::s2n_connection_append_psk(self.connection.as_ptr(), key), "take a key")
-                });
+            let taken =
+                check(s2n::s2n_psk_set_identity(key, identity.as_ptr(), identity_length), "take a key")
+                    .and_then(|()| {
+                        check(s2n::s2n_psk_set_secret(key, secret.as_ptr(), secret_length), "take a key")
+                    })
+                    .and_then(|()| check(s2n::s2n_psk_set_hmac(key, s2n::s2n_psk_hmac::SHA256), "take a key"))
+                    .and_then(|()| {
+                        check(s2n::s2n_connection_append_psk(self.connection.as_ptr(), key), "take a key")
+                    });
             s2n::s2n_psk_free(&raw mut key);
             taken
         }
@@ -170,6 +172,9 @@ impl<'s> Session<'s> {
                 return Ok(());
             }
             let (kind, reason) = complaint();
+            if kind == s2n::s2n_error_type::CLOSED {
+                return Err(TlsError::Closed);
+            }
             if kind != s2n::s2n_error_type::BLOCKED {
                 return Err(TlsError::Refused { reason });
             }
@@ -279,7 +284,8 @@ fn complaint() -> (libc::c_uint, String) {
     unsafe {
         let number = *s2n::s2n_errno_location();
         let text = s2n::s2n_strerror(number, c"EN".as_ptr());
-        let text = if text.is_null() { "no reason is known".into() } else { CStr::from_ptr(text).to_string_lossy() };
+        let text =
+            if text.is_null() { "no reason is known".into() } else { CStr::from_ptr(text).to_string_lossy() };
         (s2n::s2n_error_get_type(number).unsigned_abs(), text.into_owned())
     }
 }
