@@ -149,6 +149,7 @@ async fn serve(config: Config) -> Result<(), AppError> {
 
     // The volumes that run are taken over before anyone can ask for changes to them.
     if let Some(node) = &node {
+        node.answer(&mut tasks);
         node.recover().await;
         node.start(&mut tasks);
         if let Some(client) = ground.client.clone() {

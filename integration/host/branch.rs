@@ -32,6 +32,7 @@ pub(crate) fn image(pool: &str, mib: u64, fs: Option<FsType>) -> BranchSpec {
         thin: false,
         accept_unenforced: false,
         write_through: true,
+        encrypted: false,
         access: None,
         sharing: None,
     }

@@ -31,6 +31,7 @@ fn directory(index: u32, pool: &str, mib: u64) -> BranchSpec {
         thin: false,
         accept_unenforced: false,
         write_through: true,
+        encrypted: false,
         access: None,
         sharing: None,
     }

@@ -13,10 +13,12 @@ use super::tasks::Tasks;
 use crate::config::Config;
 use crate::node::branch::Branches;
 use crate::node::executor::{ClusterLabels, Executor, Exporting, NodeFacts};
+use crate::node::handshake::Answering;
 use crate::node::heal::Healer;
 use crate::node::keys::KeyFiles;
 use crate::node::pool::Pools;
 use crate::node::survey::Survey;
+use crate::node::transport::nvme_tcp::tls::has_keys;
 use crate::node::transport::{Carried, Transports};
 use crate::node::union::Unions;
 use crate::node::volume::{VolumeSettings, Volumes};
@@ -32,6 +34,9 @@ pub(super) struct Node {
     pub(super) transports: Arc<Transports>,
     /// Finds that out, or only lets go of what is left where this node takes no part.
     survey: Arc<Survey>,
+    /// The kernel's requests for TLS.
+    answering: Arc<Answering>,
+    host: Host,
 }
 
 impl Node {
@@ -48,7 +53,8 @@ impl Node {
         let branches = Arc::new(Branches::new(host.clone(), pools.clone()));
         let transports = Arc::new(Transports::none());
         let (settings, state) = (config.network.clone(), &config.state_dir);
-        let survey = Survey::new(host, &config.node, settings, state, transports.clone());
+        let answering = Arc::new(Answering::default());
+        let survey = Survey::new(host, &config.node, settings, state, transports.clone(), answering.clone());
         let takes_part = config.network.wanted(config.kubernetes.is_some());
         let survey = Arc::new(if takes_part { survey } else { survey.leaving() });
         for lack in host.missing_devices() {
@@ -95,7 +101,8 @@ impl Node {
             keys: KeyFiles::new(host, &config.state_dir),
         };
         let executor = Arc::new(Executor::new(store, node, facts, pools, branches, exporting));
-        Ok(Self { unions, volumes, executor, transports, survey })
+        let host = host.clone();
+        Ok(Self { unions, volumes, executor, transports, survey, answering, host })
     }
 
     /// Finds out what this node can carry, exports again what other nodes used before a reboot, and takes over the volumes that
@@ -106,6 +113,24 @@ impl Node {
         // At the same time: a volume here may wait for a node that waits for this one.
         tokio::join!(self.executor.restore_exports(), self.volumes.recover());
         tracing::info!(seconds = begun.elapsed().as_secs_f64(), "volumes of the earlier agent taken over");
+    }
+
+    /// Answers the kernel's requests for TLS, which it makes for connections of an earlier agent too, and for those of the
+    /// recovery.
+    pub(super) fn answer(&self, tasks: &mut Tasks) {
+        let (host, answering) = (self.host.clone(), self.answering.clone());
+        tasks.spawn("the answering of the kernel's requests for TLS", |stop| async move {
+            let answered = tokio::task::spawn_blocking(move || {
+                if has_keys(&host) {
+                    answering.want();
+                }
+                answering.serve(&host, &|| stop.is_cancelled());
+            });
+            // It ends when it is told to.
+            answered
+                .await
+                .map_err(|_| AppError::Task { task: "the answering of the kernel's requests for TLS" })
+        });
     }
 
     /// What it can carry between itself and other nodes.

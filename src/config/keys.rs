@@ -182,6 +182,12 @@ pub const KEYS: &[Key] = &[
          used. For nodes that share one configuration.",
     ),
     key("network.nvmePort", "4420", "", "TCP port at which this node serves image branches to other nodes."),
+    key(
+        "network.nvmeTlsPort",
+        "4421",
+        "",
+        "TCP port at which this node serves image branches of classes with `encryption: required`; another than the one before.",
+    ),
     key("maxVolumes", "no limit", "", "How many volumes this node takes."),
     key(
         "log.filter",

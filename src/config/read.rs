@@ -334,6 +334,7 @@ impl Reader<'_> {
         let interface = if off { None } else { self.text(section, "interface", "network.interface") };
         let subnet = self.text(section, "subnet", "network.subnet");
         let port = self.text(section, "nvmePort", "network.nvmePort");
+        let tls_port = self.text(section, "nvmeTlsPort", "network.nvmeTlsPort");
         let default = NetworkSettings::default();
         // The outer one tells whether it is set, the inner whether it is a name.
         let interface = self.parsed(interface, None, |text| scalar::interface(text).map(Some));
@@ -342,6 +343,7 @@ impl Reader<'_> {
             interface: interface.flatten(),
             subnet: self.parsed(subnet, None, |text| scalar::subnet(text).map(Some)),
             nvme_port: self.parsed(port, default.nvme_port, scalar::port),
+            nvme_tls_port: self.parsed(tls_port, default.nvme_tls_port, scalar::port),
         }
     }
 

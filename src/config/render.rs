@@ -52,7 +52,7 @@ pub fn json(config: &Config) -> Value {
 }
 
 fn network(settings: &NetworkSettings) -> Value {
-    let mut value = json!({ "nvmePort": settings.nvme_port });
+    let mut value = json!({ "nvmePort": settings.nvme_port, "nvmeTlsPort": settings.nvme_tls_port });
     if !settings.enabled {
         value["interface"] = json!("off");
     } else if let Some(interface) = &settings.interface {

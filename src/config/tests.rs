@@ -271,20 +271,23 @@ fn the_effective_configuration_of_a_cluster_read_again_is_itself() {
 fn the_network_is_named_by_interface_or_by_range_or_switched_off() {
     let of = |text: &str| read(text).unwrap().network;
     assert_eq!(of(""), NetworkSettings::default());
-    let text = "network:\n  interface: eth1\n  subnet: 10.0.0.0/8\n  nvmePort: 4421\n";
+    let text = "network:\n  interface: eth1\n  subnet: 10.0.0.0/8\n  nvmePort: 4421\n  nvmeTlsPort: 4422\n";
     let network = of(text);
     assert_eq!(network.interface.as_deref(), Some("eth1"));
     assert_eq!(network.subnet.map(|s| s.to_string()).as_deref(), Some("10.0.0.0/8"));
-    assert_eq!((network.enabled, network.nvme_port), (true, 4421));
+    assert_eq!((network.enabled, network.nvme_port, network.nvme_tls_port), (true, 4421, 4422));
     let off = of("network:\n  interface: off\n");
     assert!(!off.enabled && off.interface.is_none());
     for text in [text, "network:\n  interface: off\n"] {
         let config = read(text).unwrap();
         assert_eq!(read(&yaml_text(&config)), Ok(config));
     }
-    let wrong =
-        faults("network:\n  interface: 10.0.0.0/8\n  subnet: 10.1.0.0/8\n  nvmePort: 0\n  mtu: 9000\n");
-    for part in ["network.interface", "write 10.0.0.0/8", "network.nvmePort", "network.mtu"] {
+    let wrong = faults(
+        "network:\n  interface: 10.0.0.0/8\n  subnet: 10.1.0.0/8\n  nvmePort: 0\n  nvmeTlsPort: x\n  mtu: 9000\n",
+    );
+    for part in
+        ["network.interface", "write 10.0.0.0/8", "network.nvmePort", "network.nvmeTlsPort", "network.mtu"]
+    {
         assert!(wrong.contains(part), "{part} in {wrong}");
     }
 }

@@ -22,4 +22,4 @@ pub mod volume;
 
 pub use id::{BranchId, InvalidId, NodeName, PoolName, VolumeId};
 pub use quantity::Bytes;
-pub use secret::Secret;
+pub use secret::{Psk, Secret};

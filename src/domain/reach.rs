@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::NodeName;
-use super::policy::{Authentication, Policy};
+use super::policy::Policy;
 use super::split::BranchFormat;
 
 /// A way to reach a branch.
@@ -74,9 +74,16 @@ pub struct TransportReport {
     pub consumer: Ability,
     /// Whether both ends can prove to each other who they are (NVMe: DH-HMAC-CHAP).
     pub authentication: Ability,
+    /// Whether both ends can encrypt what is sent (NVMe: TLS 1.3). Agents of before do not tell.
+    #[serde(default = "untold")]
+    pub encryption: Ability,
     /// What the node calls itself to owners (an NVMe host NQN); absent where its address is what they know it by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
+}
+
+fn untold() -> Ability {
+    Ability { able: false, reason: "its agent is of a version that does not encrypt".to_owned() }
 }
 
 /// A node on the network that branches are reached over.
@@ -142,20 +149,16 @@ impl NodeReach {
         Attaches { nvme: self.consumes(Transport::NvmeTcp), nfs: self.consumes(Transport::Nfs) }
     }
 
-    /// What it can carry for volumes of such a class: where that requires authentication, only by what it can authenticate with.
+    /// What it can carry for volumes of such a class: where that requires authentication or encryption, only by what it can do
+    /// so with.
     #[must_use]
     pub fn under(&self, policy: &Policy) -> Cow<'_, Self> {
-        let lacks = |report: &TransportReport| !report.authentication.able;
-        if policy.authentication != Authentication::Required || !self.transports.iter().any(lacks) {
+        if !self.transports.iter().any(|report| lack(report, policy).is_some()) {
             return Cow::Borrowed(self);
         }
         let mut reach = self.clone();
-        for report in reach.transports.iter_mut().filter(|report| lacks(report)) {
-            let why = match report.authentication.reason.as_str() {
-                "" => String::new(),
-                reason => format!(": {reason}"),
-            };
-            let reason = format!("the class requires authentication, and it cannot prove who it is{why}");
+        for report in &mut reach.transports {
+            let Some(reason) = lack(report, policy) else { continue };
             let unable = |end: &mut Ability| {
                 if end.able {
                     *end = Ability { able: false, reason: reason.clone() };
@@ -199,6 +202,26 @@ impl NodeReach {
             None => "its agent tells of no such transport".to_owned(),
         };
         Err(Unreachable::Unable { node: self.node.clone(), transport, end, reason })
+    }
+}
+
+/// What of a class's demands a node cannot meet by that transport; `None` where it meets all.
+fn lack(report: &TransportReport, policy: &Policy) -> Option<String> {
+    let told = |demand: &str, ability: &Ability| match ability.reason.as_str() {
+        "" => demand.to_owned(),
+        reason => format!("{demand}: {reason}"),
+    };
+    if policy.requires_encryption() && !report.encryption.able {
+        Some(told("the class requires encryption, and it cannot encrypt what is sent", &report.encryption))
+    } else if policy.requires_authentication() && !report.authentication.able {
+        let demand = match policy.requires_encryption() {
+            true => "encryption, which includes authentication",
+            false => "authentication",
+        };
+        let demand = format!("the class requires {demand}, and it cannot prove who it is");
+        Some(told(&demand, &report.authentication))
+    } else {
+        None
     }
 }
 
@@ -251,6 +274,7 @@ impl Network {
             owner: able(),
             consumer: able(),
             authentication: able(),
+            encryption: able(),
             identity: None,
         };
         Self::new(nodes.into_iter().map(|node| NodeReach {
@@ -263,11 +287,10 @@ impl Network {
     /// What the nodes can carry for volumes of such a class: see [`NodeReach::under`].
     #[must_use]
     pub fn under(&self, policy: &Policy) -> Cow<'_, Self> {
-        match policy.authentication {
-            Authentication::WhenPossible => Cow::Borrowed(self),
-            Authentication::Required => {
-                Cow::Owned(Self::new(self.nodes.values().map(|node| node.under(policy).into_owned())))
-            }
+        if policy.requires_authentication() {
+            Cow::Owned(Self::new(self.nodes.values().map(|node| node.under(policy).into_owned())))
+        } else {
+            Cow::Borrowed(self)
         }
     }
 
@@ -399,6 +422,7 @@ pub fn reachable(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::domain::policy::{Authentication, Encryption};
 
     fn node(name: &str, owner: bool, consumer: bool) -> NodeReach {
         let ability =
@@ -408,6 +432,7 @@ mod tests {
             owner: ability(owner),
             consumer: ability(consumer),
             authentication: ability(false),
+            encryption: ability(false),
             identity: None,
         });
         NodeReach {
@@ -451,6 +476,39 @@ mod tests {
             assert!(told.contains("node a cannot") && told.contains("requires authentication"), "{told}");
             assert!(told.ends_with("no module nvmet_tcp"), "and what it lacks: {told}");
         }
+    }
+
+    #[test]
+    fn where_a_class_requires_encryption_only_nodes_that_can_encrypt_and_prove_who_they_are_count() {
+        let with = |name: &str, authentication, encryption| {
+            let mut node = node(name, true, true);
+            for report in node.transports.iter_mut().filter(|r| r.transport == Transport::NvmeTcp) {
+                (report.authentication.able, report.encryption.able) = (authentication, encryption);
+            }
+            node
+        };
+        let policy = Policy { encryption: Encryption::Required, ..Policy::default() };
+        let network = Network::new([with("a", true, true), with("b", true, false), with("c", false, true)]);
+        assert_eq!(network.under(&Policy::default()), Cow::Borrowed(&network));
+        let under = network.under(&policy);
+        let of = |name: &str| under.node(&name.parse().unwrap()).unwrap().clone();
+        let (a, b, c) = (of("a"), of("b"), of("c"));
+        assert!(a.owns(Transport::NvmeTcp) && a.consumes(Transport::NvmeTcp));
+        assert!(!a.owns(Transport::Nfs), "NFS is not encrypted");
+        let told = reachable(&a, &b, BranchFormat::Image).unwrap_err().to_string();
+        assert!(told.contains("node b cannot attach") && told.contains("requires encryption"), "{told}");
+        let told = reachable(&c, &a, BranchFormat::Image).unwrap_err().to_string();
+        assert!(told.contains("node c cannot export") && told.contains("cannot prove who it is"), "{told}");
+    }
+
+    #[test]
+    fn a_node_whose_agent_says_nothing_of_encryption_cannot() {
+        let able = serde_json::json!({ "able": true });
+        let report: TransportReport = serde_json::from_value(serde_json::json!({
+            "transport": "nvme-tcp", "owner": able, "consumer": able, "authentication": able
+        }))
+        .unwrap();
+        assert!(!report.encryption.able && report.encryption.reason.contains("version"));
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn carried() -> Carried {
         owner: able("configfs built in, nvmet loaded, nvmet-tcp loaded"),
         consumer: able("nvme-fabrics loaded, nvme-tcp loaded"),
         authentication: able("DH-HMAC-CHAP"),
+        encryption: able("TLS 1.3"),
         identity: Some("nqn.2026-01.io.union:host:nas:0011223344556677".to_owned()),
     };
     let nfs = TransportReport {
@@ -48,6 +49,7 @@ fn carried() -> Carried {
         owner: unable("kernel 6.12 has no module nfsd"),
         consumer: able("nfsv4 is in the kernel"),
         authentication: unable("NFS knows a peer by its address only"),
+        encryption: unable("NFS is not encrypted here"),
         identity: None,
     };
     let network = StorageNetwork {
@@ -286,6 +288,7 @@ fn split(id: &str, name: &str, gib: u64, pieces: &[Piece], reason: &str) -> (Vol
                 thin: false,
                 accept_unenforced: false,
                 write_through: true,
+                encrypted: false,
                 access: None,
                 sharing: None,
             },

@@ -14,6 +14,8 @@ use crate::store::Pair;
 
 /// Directory of the state directory.
 const DIRECTORY: &str = "keys";
+/// The same of the keys for TLS, in files of their own: agents of before understand the others.
+const TLS_DIRECTORY: &str = "keys-tls";
 
 /// Longer than any key is.
 const LIMIT: usize = 1024;
@@ -47,17 +49,15 @@ pub enum KeyError {
 pub struct KeyFiles {
     host: Host,
     directory: PathBuf,
+    tls: PathBuf,
 }
 
 impl KeyFiles {
     /// Those of this state directory.
     #[must_use]
     pub fn new(host: &Host, state_dir: &Path) -> Self {
-        Self { host: host.clone(), directory: state_dir.join(DIRECTORY) }
-    }
-
-    fn path(&self, pair: &Pair) -> PathBuf {
-        self.directory.join(pair.owner.as_str()).join(pair.consumer.as_str())
+        let (directory, tls) = (state_dir.join(DIRECTORY), state_dir.join(TLS_DIRECTORY));
+        Self { host: host.clone(), directory, tls }
     }
 
     /// The key that was kept last; `None` where there was none.
@@ -65,12 +65,14 @@ impl KeyFiles {
     /// # Errors
     /// See [`KeyError`].
     pub fn kept(&self, pair: &Pair) -> Result<Option<Secret>, KeyError> {
-        let path = self.path(pair);
-        let found = self.host.read_file(&path, LIMIT);
-        let found = found.with_context(|_| key_error::FileSnafu { action: "read", pair: pair.clone() })?;
-        let Some(text) = found else { return Ok(None) };
-        let key = String::from_utf8(text).ok().map(Secret).filter(Secret::is_well_formed);
-        match key {
+        let read = |path: &Path| {
+            let found = self.host.read_file(path, LIMIT);
+            found.with_context(|_| key_error::FileSnafu { action: "read", pair: pair.clone() })
+        };
+        let path = path(&self.directory, pair);
+        let Some(chap) = read(&path)? else { return Ok(None) };
+        let tls = read(&self::path(&self.tls, pair))?;
+        match Secret::read(&chap, tls.as_deref()) {
             Some(key) => Ok(Some(key)),
             None => key_error::MalformedSnafu { path, pair: pair.clone() }.fail(),
         }
@@ -81,20 +83,30 @@ impl KeyFiles {
     /// # Errors
     /// See [`KeyError`].
     pub fn keep(&self, pair: &Pair, key: Option<&Secret>) -> Result<(), KeyError> {
-        let path = self.path(pair);
         // What cannot be read is written anew.
         if self.kept(pair).is_ok_and(|kept| kept.as_ref() == key) {
             return Ok(());
         }
-        let written = match key {
-            Some(key) => self
-                .host
-                .ensure_directory(&self.directory.join(pair.owner.as_str()), 0o700)
-                .and_then(|_| self.host.write_atomic(&path, key.0.as_bytes())),
-            None => self.host.remove_file(&path).map(drop),
-        };
+        let written = self
+            .put(&self.tls, pair, key.and_then(Secret::tls))
+            .and_then(|()| self.put(&self.directory, pair, key.map(Secret::chap)));
         written.with_context(|_| key_error::FileSnafu { action: "keep", pair: pair.clone() })
     }
+
+    fn put(&self, directory: &Path, pair: &Pair, text: Option<&str>) -> Result<(), HostError> {
+        let path = path(directory, pair);
+        match text {
+            Some(text) => self
+                .host
+                .ensure_directory(&directory.join(pair.owner.as_str()), 0o700)
+                .and_then(|_| self.host.write_atomic(&path, text.as_bytes())),
+            None => self.host.remove_file(&path).map(drop),
+        }
+    }
+}
+
+fn path(directory: &Path, pair: &Pair) -> PathBuf {
+    directory.join(pair.owner.as_str()).join(pair.consumer.as_str())
 }
 
 #[cfg(test)]
@@ -119,16 +131,19 @@ mod tests {
         files.keep(&ours, Some(&key)).unwrap();
         assert_eq!(files.kept(&ours).unwrap(), Some(key));
         assert_eq!(files.kept(&pair("b", "a")).unwrap(), None);
-        for path in ["keys", "keys/a", "keys/a/b"] {
+        for path in ["keys", "keys/a", "keys/a/b", "keys-tls", "keys-tls/a", "keys-tls/a/b"] {
             let mode = std::fs::metadata(directory.path().join(path)).unwrap().permissions().mode();
             assert_eq!(mode & 0o077, 0, "{path}");
         }
         let next = generate();
         files.keep(&ours, Some(&next)).unwrap();
         assert_eq!(files.kept(&ours).unwrap(), Some(next.clone()));
-        std::fs::write(directory.path().join("keys/a/b"), &next.0[..20]).unwrap();
+        std::fs::write(directory.path().join("keys/a/b"), &next.chap()[..20]).unwrap();
         let error = files.kept(&ours).unwrap_err().to_string();
         assert!(error.contains("keys/a/b") && !error.contains("DHHC"), "{error}");
+        let of_before = next.without_tls();
+        files.keep(&ours, Some(&of_before)).unwrap();
+        assert_eq!(files.kept(&ours).unwrap(), Some(of_before));
         files.keep(&ours, None).unwrap();
         assert_eq!(files.kept(&ours).unwrap(), None);
     }

@@ -33,10 +33,12 @@ use tracing::{info, warn};
 
 use self::choose::{Place, choose};
 use self::leaving::leaving;
-use self::probe::{Kernel, Probed, keep};
+use self::probe::{Kernel, Ports, Probed, keep};
 use crate::domain::NodeName;
-use crate::domain::reach::Transport;
+use crate::domain::reach::{Transport, TransportReport};
+use crate::node::handshake::Answering;
 use crate::node::transport::nvme_tcp::HostIdentity;
+use crate::node::transport::nvme_tcp::tls::Tls;
 use crate::node::transport::{Carried, Ends, Transports};
 use crate::platform::Host;
 
@@ -113,7 +115,7 @@ impl std::fmt::Debug for Survey {
 }
 
 impl Survey {
-    /// Of `node` on this machine, for `transports`. Nothing is looked at yet.
+    /// Of `node` on this machine, for `transports`; what is encrypted needs `answering`. Nothing is looked at yet.
     #[must_use]
     pub fn new(
         host: &Host,
@@ -121,8 +123,11 @@ impl Survey {
         settings: NetworkSettings,
         state_dir: &Path,
         transports: Arc<Transports>,
+        answering: Arc<Answering>,
     ) -> Self {
-        let kernel = Kernel::new(host, identity(host, node, state_dir), state_dir, settings.nvme_port);
+        let ports = Ports { plain: settings.nvme_port, encrypted: settings.nvme_tls_port };
+        let tls = Tls::new(host, answering);
+        let kernel = Kernel::new(host, identity(host, node, state_dir), state_dir, ports, tls);
         let address = state_dir.join(ADDRESS);
         let known = Known { address: kept_address(host, &address), ..Known::default() };
         let (host, known) = (host.clone(), Mutex::new(known));
@@ -369,12 +374,14 @@ fn log(before: Option<&Carried>, now: &Carried) {
     }
     for report in &now.transports {
         let old = before.and_then(|b| b.transports.iter().find(|old| old.transport == report.transport));
-        if old.is_some_and(|old| (&old.owner, &old.consumer) == (&report.owner, &report.consumer)) {
+        let told = |r: &TransportReport| (r.owner.clone(), r.consumer.clone(), r.encryption.clone());
+        if old.map(told) == Some(told(report)) {
             continue;
         }
         info!(
             transport = %report.transport, owner.able = report.owner.able, owner.reason = report.owner.reason,
-            consumer.able = report.consumer.able, consumer.reason = report.consumer.reason, "what this node can carry"
+            consumer.able = report.consumer.able, consumer.reason = report.consumer.reason,
+            encryption.able = report.encryption.able, encryption.reason = report.encryption.reason, "what this node can carry"
         );
     }
 }
@@ -384,6 +391,11 @@ mod tests {
     use super::*;
     use crate::node::transport::{ExportId, Generation, Source};
 
+    fn survey(settings: NetworkSettings, state_dir: &Path, transports: &Arc<Transports>) -> Survey {
+        let (host, node) = (Host::new(), "n".parse().unwrap());
+        Survey::new(&host, &node, settings, state_dir, transports.clone(), Arc::default())
+    }
+
     #[tokio::test]
     async fn a_look_tells_where_this_node_is_and_the_same_again_is_no_news() {
         let directory = tempfile::tempdir().unwrap();
@@ -391,9 +403,7 @@ mod tests {
         let mut seen = transports.watch();
         let settings =
             NetworkSettings { interface: Some("nosuch0".to_owned()), ..NetworkSettings::default() };
-        let host = Host::new();
-        let survey =
-            Survey::new(&host, &"n".parse().unwrap(), settings, directory.path(), transports.clone());
+        let survey = survey(settings, directory.path(), &transports);
         // Nothing is loaded for a test.
         survey.known.lock().await.probed = Some(Probed::unknown("not asked"));
         survey.known.lock().await.pending = Some(tokio::spawn(async { Probed::unknown("not asked") }));
@@ -412,12 +422,10 @@ mod tests {
     #[tokio::test]
     async fn a_node_that_was_taken_out_takes_back_what_it_lent_and_lends_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let host = Host::new();
         let look = async || {
             let transports = Arc::new(Transports::none());
-            let (node, settings) =
-                ("n".parse().unwrap(), NetworkSettings { enabled: false, ..Default::default() });
-            let survey = Survey::new(&host, &node, settings, directory.path(), transports.clone()).leaving();
+            let settings = NetworkSettings { enabled: false, ..Default::default() };
+            let survey = survey(settings, directory.path(), &transports).leaving();
             let probed = probe::tests::able();
             survey.known.lock().await.pending = Some(tokio::spawn(async { probed }));
             survey.look().await;
@@ -454,9 +462,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let transports = Arc::new(Transports::none());
         let settings = NetworkSettings::default();
-        let host = Host::new();
-        let survey =
-            Survey::new(&host, &"n".parse().unwrap(), settings, directory.path(), transports.clone());
+        let survey = survey(settings, directory.path(), &transports);
         let mut known = Known { pending: Some(tokio::spawn(std::future::pending())), ..Known::default() };
         let pending = known.pending.as_ref().map(JoinHandle::id);
         assert_eq!(survey.probe(&mut known).await, None);

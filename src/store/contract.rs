@@ -89,6 +89,7 @@ pub fn branch(volume_name: &str, index: u32, node: &str) -> Branch {
             thin: false,
             accept_unenforced: false,
             write_through: true,
+            encrypted: false,
             access: None,
             sharing: None,
         },

@@ -1,4 +1,4 @@
-//! Keys by which two nodes prove to each other who they are.
+//! Keys by which two nodes prove to each other who they are, and encrypt what they send.
 //!
 //! A pair of nodes, of which one owns branches and the other uses them, shares one key for all branches between them. Who
 //! opens branches to nodes makes it; both nodes read it. Where nodes do not meet there are no keys ([`NoKeys`]).
@@ -83,6 +83,6 @@ mod tests {
     #[test]
     fn each_key_is_another() {
         let (a, b) = (generate(), generate());
-        assert!(a.is_well_formed() && b.is_well_formed() && a != b);
+        assert!(a.tls().is_some() && a != b && a.tls() != b.tls());
     }
 }

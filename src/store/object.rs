@@ -378,6 +378,10 @@ pub struct BranchSpec {
     /// the field cannot be changed, and objects from before it lack it.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub write_through: bool,
+    /// Image: other nodes reach it by connections that are encrypted, and by no others. Only `true` is ever written: the field
+    /// cannot be changed, and objects from before it lack it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub encrypted: bool,
     /// Who may use it, for a branch that goes to one node at a time; absent: it was never given to anybody but its owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub access: Option<Access>,
@@ -653,5 +657,6 @@ mod tests {
         assert_eq!(serde_json::to_value(&spec).unwrap().get("writeThrough"), None);
         spec.write_through = false;
         assert_eq!(serde_json::to_value(&spec).unwrap()["writeThrough"], false);
+        assert!(!spec.encrypted && serde_json::to_value(&spec).unwrap().get("encrypted").is_none());
     }
 }

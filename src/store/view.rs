@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::object::{Branch, BranchPhase, StorageNode, VolumeSplit, condition};
-use crate::domain::policy::{Authentication, Placement, Policy};
+use crate::domain::policy::{Placement, Policy};
 use crate::domain::pool::{PoolReport, PoolView, allocatable};
 use crate::domain::reach::{Network, NodeReach, Transport, Unreachable, reachable};
 use crate::domain::split::{BranchFormat, PlannedBranch, Sharing};
@@ -68,6 +68,13 @@ pub fn reach_of(node: &StorageNode) -> NodeReach {
 pub fn authenticates(node: &StorageNode, transport: Transport) -> bool {
     let reports = node.status.transports.iter();
     reports.filter(|report| report.transport == transport).any(|report| report.authentication.able)
+}
+
+/// Whether the node can encrypt what is sent by that transport.
+#[must_use]
+pub fn encrypts(node: &StorageNode, transport: Transport) -> bool {
+    let reports = node.status.transports.iter();
+    reports.filter(|report| report.transport == transport).any(|report| report.encryption.able)
 }
 
 /// Whether all branches of the volume exist.
@@ -162,8 +169,13 @@ fn under_its_class<'a>(split: &VolumeSplit, network: &'a Network) -> Cow<'a, Net
 /// Whether nodes must prove to each other who they are before they use its branches over the network.
 #[must_use]
 pub fn requires_authentication(split: &VolumeSplit) -> bool {
-    let policy = Policy::parse(&split.spec.parameters);
-    policy.is_ok_and(|policy| policy.authentication == Authentication::Required)
+    Policy::parse(&split.spec.parameters).is_ok_and(|policy| policy.requires_authentication())
+}
+
+/// Whether its branches are used over the network only where nobody can read what is sent.
+#[must_use]
+pub fn requires_encryption(split: &VolumeSplit) -> bool {
+    Policy::parse(&split.spec.parameters).is_ok_and(|policy| policy.requires_encryption())
 }
 
 /// Whether its class has `placement: local`: it is used where it lies only.

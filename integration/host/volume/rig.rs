@@ -173,6 +173,7 @@ impl Rig {
                 thin: false,
                 accept_unenforced: true,
                 write_through: true,
+                encrypted: false,
                 access: None,
                 sharing: None,
             };

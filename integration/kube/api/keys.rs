@@ -55,7 +55,7 @@ async fn a_pair_has_one_key_whoever_makes_it_and_another_after_it_was_taken_away
         assert!(made.expect("made or found"));
     }
     let first = keys.get(&pair).await.expect("asked").expect("a key");
-    assert!(first.is_well_formed());
+    assert!(first.tls().is_some());
 
     let secrets = bench.all().await;
     let [secret] = &secrets[..] else { panic!("{} Secrets", secrets.len()) };

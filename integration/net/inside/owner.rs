@@ -156,6 +156,7 @@ impl Agent {
             thin: false,
             accept_unenforced: false,
             write_through: true,
+            encrypted: false,
             access: None,
             sharing: None,
         })

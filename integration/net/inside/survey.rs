@@ -29,7 +29,8 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     }
     let node = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().parse()?;
     let transports = Arc::new(Transports::none());
-    let survey = Survey::new(&Host::new(), &node, settings, Path::new(state), transports.clone());
+    let survey =
+        Survey::new(&Host::new(), &node, settings, Path::new(state), transports.clone(), Arc::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut seen = transports.watch();

@@ -50,7 +50,7 @@ impl Given {
     }
 
     fn secret(&self) -> Option<Secret> {
-        self.maybe("secret").map(|s| Secret(s.to_owned()))
+        self.maybe("secret").and_then(|s| Secret::read(s.as_bytes(), None))
     }
 
     fn endpoint(&self) -> Result<Endpoint, Box<dyn Error>> {
@@ -89,9 +89,9 @@ fn nvme(action: &str, given: &Given) -> Answer {
     let nvme = Nvme::new(&host)?;
     match action {
         "probe" => {
-            return Ok(probed(&nvme_tcp::probe(&nvme)));
+            return Ok(probed(&nvme_tcp::probe(&host, &nvme)));
         }
-        "key" => return Ok(json!({ "key": union_csi::store::keys::generate().0 })),
+        "key" => return Ok(json!({ "key": union_csi::store::keys::generate().chap() })),
         _ => {}
     }
     let address: IpAddr = given.text("at")?.parse()?;
@@ -101,7 +101,7 @@ fn nvme(action: &str, given: &Given) -> Answer {
     let node = std::fs::read_to_string("/proc/sys/kernel/hostname")?.trim().parse()?;
     let machine = std::fs::read_to_string("/etc/machine-id")?;
     let consumer = NvmeConsumer::new(&host, nvme, HostIdentity::of(&node, &machine));
-    let source = |path: &str| Source::Image { path: path.into(), write_through };
+    let source = |path: &str| Source::Image { path: path.into(), write_through, encrypted: false };
     call(&owner, &consumer, source, action, given)
 }
 
@@ -132,6 +132,7 @@ fn probed(abilities: &Abilities) -> Value {
         "owner": word(&abilities.owner),
         "consumer": word(&abilities.consumer),
         "authentication": word(&abilities.authentication),
+        "encryption": word(&abilities.encryption),
     })
 }
 

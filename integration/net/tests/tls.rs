@@ -56,17 +56,16 @@ fn hidden(net: &Network) -> Result {
         // The image has no /sbin/modprobe for the kernel to load what its ciphers need.
         machine.run("modprobe -a tls gcm ghash_generic aesni_intel")?;
         key = machine.run(format!("inside tls key '{identity}' {SECRET}"))?;
-        machine.run("inside tls keys; (inside tls serve 300 >/tmp/tls.log 2>&1 &); sleep 1; cat /tmp/tls.log")?;
+        machine
+            .run("inside tls keys; (inside tls serve 300 >/tmp/tls.log 2>&1 &); sleep 1; cat /tmp/tls.log")?;
     }
     let connected = connect(consumer, owner, &key, HOST);
     for machine in [owner, consumer] {
         eprintln!("{}", machine.run("cat /tmp/tls.log; dmesg | grep -i -E 'nvme|tls' | tail -n 30")?);
     }
     connected?;
-    let device = consumer.eventually(
-        Duration::from_secs(20),
-        "ls /sys/block | grep -E 'nvme[0-9]+n[0-9]+$'",
-    )?;
+    let device =
+        consumer.eventually(Duration::from_secs(20), "ls /sys/block | grep -E 'nvme[0-9]+n[0-9]+$'")?;
     write_plain(consumer, &format!("/dev/{device}"))?;
     assert_eq!(net.seen(), 0, "with TLS none is");
     detach(consumer)?;

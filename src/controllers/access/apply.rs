@@ -24,12 +24,12 @@ pub(super) enum WriteError {
         source: StoreError,
     },
     /// The volume's class asks for more than the nodes can prove.
-    #[snafu(display(
-        "{pair}: the volume's class requires authentication, and the nodes have no key: {reason}"
-    ))]
+    #[snafu(display("{pair}: the volume's class requires {what}, and the nodes have no key: {reason}"))]
     NoKey {
         /// The nodes.
         pair: Pair,
+        /// What it asks for.
+        what: &'static str,
         /// Why.
         reason: String,
     },

@@ -8,13 +8,16 @@ use crate::domain::access::Access;
 use crate::domain::reach::Transport;
 use crate::domain::{BranchId, NodeName};
 use crate::store::object::{Branch, StorageNode};
-use crate::store::view::{authenticates, requires_authentication};
+use crate::store::view::{authenticates, encrypts, requires_authentication, requires_encryption};
 use crate::store::{Pair, Selector, Store, StoreError};
 
 /// Makes the owner of the branch and the node that the order gives it to a key, where both can use one.
 ///
 /// A pair that has branches open without a key gets none before they are closed: what is attached without one could not be
 /// attached again after the owner knows one, because its kernel keeps it for the node, not for the branch.
+///
+/// A key that a program of before made has no part for encryption. Where that is required it is taken away and made anew, also
+/// only while no other branch is open between the two.
 ///
 /// # Errors
 /// Those of the store, and [`WriteError::NoKey`] where the volume's class requires a key and there is none. The order is not to
@@ -23,10 +26,12 @@ pub(super) async fn ensure_key(store: &dyn Store, branch: &Branch, order: &Acces
     let owner = &branch.spec.node;
     let Some(consumer) = order.consumer.as_ref().filter(|node| *node != owner) else { return Ok(()) };
     let pair = Pair { owner: owner.clone(), consumer: consumer.clone() };
-    let Err(lack) = keyed(store, branch, &pair).await? else { return Ok(()) };
     let split = store.splits().get(branch.spec.volume.as_str()).await?;
-    if split.is_some_and(|split| requires_authentication(&split)) {
-        return NoKeySnafu { pair, reason: lack.to_string() }.fail();
+    let encrypted = branch.spec.encrypted || split.as_ref().is_some_and(requires_encryption);
+    let Err(lack) = keyed(store, branch, &pair, encrypted).await? else { return Ok(()) };
+    if encrypted || split.is_some_and(|split| requires_authentication(&split)) {
+        let what = if encrypted { "encryption" } else { "authentication" };
+        return NoKeySnafu { pair, what, reason: lack.to_string() }.fail();
     }
     if let Lack::Open(open) = lack {
         tracing::warn!(
@@ -43,8 +48,12 @@ enum Lack {
     Transport,
     /// This node cannot use one.
     Node(NodeName),
+    /// This node cannot encrypt.
+    Plain(NodeName),
     /// A branch is open between them without.
     Open(BranchId),
+    /// A branch is open between them with one that is for authentication only.
+    Old(BranchId),
     /// The store keeps none.
     Store,
 }
@@ -56,16 +65,27 @@ impl std::fmt::Display for Lack {
                 f.write_str("directories go over NFS, which knows none: use branchFormat image")
             }
             Self::Node(node) => write!(f, "node {node} cannot use one, as its StorageNode tells"),
+            Self::Plain(node) => write!(f, "node {node} cannot encrypt, as its StorageNode tells"),
             Self::Open(branch) => {
                 write!(f, "branch {branch} is open between them without one: detach its volume first")
             }
+            Self::Old(branch) => write!(
+                f,
+                "theirs is of a version that did not encrypt, and branch {branch} is open between them with it: detach its \
+                 volume first"
+            ),
             Self::Store => f.write_str("this store keeps none"),
         }
     }
 }
 
 /// Sees to it that the pair has a key; where it has none, why.
-async fn keyed(store: &dyn Store, branch: &Branch, pair: &Pair) -> Result<Result<(), Lack>, StoreError> {
+async fn keyed(
+    store: &dyn Store,
+    branch: &Branch,
+    pair: &Pair,
+    encrypted: bool,
+) -> Result<Result<(), Lack>, StoreError> {
     if Transport::between_nodes(branch.spec.format) != Transport::NvmeTcp {
         return Ok(Err(Lack::Transport));
     }
@@ -74,16 +94,25 @@ async fn keyed(store: &dyn Store, branch: &Branch, pair: &Pair) -> Result<Result
     let Some(owner) = nodes.get(pair.owner.as_str()).await?.filter(able) else {
         return Ok(Err(Lack::Node(pair.owner.clone())));
     };
-    if !nodes.get(pair.consumer.as_str()).await?.is_some_and(|node| able(&node)) {
+    let Some(consumer) = nodes.get(pair.consumer.as_str()).await?.filter(able) else {
         return Ok(Err(Lack::Node(pair.consumer.clone())));
+    };
+    if let Some(node) =
+        [&owner, &consumer].into_iter().find(|n| encrypted && !encrypts(n, Transport::NvmeTcp))
+    {
+        return Ok(Err(Lack::Plain(node.spec.node.clone())));
     }
-    if store.keys().get(pair).await?.is_some() {
+    let known = store.keys().get(pair).await?;
+    if known.as_ref().is_some_and(|key| !encrypted || key.tls().is_some()) {
         return Ok(Ok(()));
     }
     let others = store.branches().list(&Selector::Node(pair.owner.clone())).await?;
     let mut others = others.into_iter().filter(|other| other.meta.name != branch.meta.name);
     if let Some(open) = others.find(|other| is_open(other, &pair.consumer)) {
-        return Ok(Err(Lack::Open(open.spec.id)));
+        return Ok(Err(if known.is_some() { Lack::Old(open.spec.id) } else { Lack::Open(open.spec.id) }));
+    }
+    if known.is_some() {
+        store.keys().remove(pair).await?;
     }
     if !store.keys().ensure(pair, &owner).await? {
         return Ok(Err(Lack::Store));
@@ -166,7 +195,8 @@ mod tests {
                 let object: StorageNode = serde_json::from_value(serde_json::json!({
                     "meta": {"name": name}, "spec": {"node": name},
                     "status": {"transports": [
-                        {"transport": "nvme-tcp", "owner": ability, "consumer": ability, "authentication": ability}
+                        {"transport": "nvme-tcp", "owner": ability, "consumer": ability, "authentication": ability,
+                         "encryption": {"able": *able && *name != "plain"}}
                     ]}
                 }))
                 .unwrap();
@@ -223,6 +253,39 @@ mod tests {
         assert!(refused(&directory, "b").await.unwrap().contains("NFS"));
         let none = Access { consumer: None, epoch: Epoch(3) };
         ensure_key(&store, &image("old"), &none).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn where_encryption_is_required_a_key_of_before_is_made_anew_while_nothing_is_open_with_it() {
+        let store = Keyed::new(&[("a", true), ("b", true), ("plain", true)]).await;
+        let pair = Pair { owner: "a".parse().unwrap(), consumer: "b".parse().unwrap() };
+        let old = generate().without_tls();
+        store.keys.0.lock().unwrap().insert(pair.clone(), old.clone());
+        let key = async || store.keys.get(&pair).await.unwrap().unwrap();
+        let ensured = async |branch: &Branch, consumer: &str| {
+            let access = Access { consumer: Some(consumer.parse().unwrap()), epoch: Epoch(2) };
+            ensure_key(&store, branch, &access).await.map_err(|error| error.to_string())
+        };
+        ensured(&image("a"), "b").await.unwrap();
+        assert!(key().await == old, "what is not encrypted goes on with it");
+        let mut encrypted = image("a");
+        encrypted.spec.encrypted = true;
+        let said = ensured(&encrypted, "plain").await.unwrap_err();
+        assert!(said.contains("requires encryption") && said.contains("node plain cannot encrypt"), "{said}");
+        let mut open = contract::branch("w", 0, "a");
+        open.spec.format = BranchFormat::Image;
+        open.spec.access = Some(Access { consumer: Some("b".parse().unwrap()), epoch: Epoch(2) });
+        let mut open = store.branches().create(open).await.unwrap();
+        let said = ensured(&encrypted, "b").await.unwrap_err();
+        assert!(said.contains("did not encrypt") && said.contains("detach"), "{said}");
+        assert!(key().await == old);
+        open.spec.access = Some(Access { consumer: None, epoch: Epoch(3) });
+        store.branches().update(open).await.unwrap();
+        ensured(&encrypted, "b").await.unwrap();
+        let new = key().await;
+        assert!(new != old && new.tls().is_some());
+        ensured(&encrypted, "b").await.unwrap();
+        assert!(key().await == new);
     }
 
     #[tokio::test]

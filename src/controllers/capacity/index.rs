@@ -15,7 +15,7 @@ use super::decide::{Step, decide};
 use super::object::{Figures, Found, name};
 use crate::controllers::class::Class;
 use crate::controllers::splitter::{NodeRoom, is_silent};
-use crate::domain::policy::{Authentication, Policy};
+use crate::domain::policy::{Authentication, Encryption, Policy};
 use crate::domain::pool::PoolView;
 use crate::domain::reach::{Attaches, Network, NodeReach, Transport};
 use crate::domain::split::{Offer, Reach, Request, Sharing, capacity_within};
@@ -47,10 +47,8 @@ pub(super) struct Index {
     /// Each with what it means; nothing where that is wrong.
     classes: BTreeMap<Arc<str>, (Class, Option<Usable>)>,
     nodes: BTreeMap<NodeName, NodeRoom>,
-    /// What the nodes can carry between each other.
-    network: Network,
-    /// The same for classes that require authentication.
-    authenticated: Network,
+    /// What the nodes can carry between each other, for classes of each of the [`demands`].
+    networks: [Network; 3],
     /// What nodes that attach alike get from others, by class.
     offers: HashMap<(Arc<str>, Attaches), Offer>,
     /// A node that serves others is another than when the offers were made.
@@ -120,13 +118,11 @@ impl Index {
     ) -> Vec<String> {
         match room.as_ref().and_then(|room| room.reach.clone()) {
             Some(reach) => {
-                self.authenticated.put(reach.under(&authenticated()).into_owned());
-                self.network.put(reach);
+                for (network, policy) in self.networks.iter_mut().zip(demands()) {
+                    network.put(reach.under(&policy).into_owned());
+                }
             }
-            None => {
-                self.authenticated.remove(node);
-                self.network.remove(node);
-            }
+            None => self.networks.iter_mut().for_each(|network| network.remove(node)),
         }
         let serves = |room: &Option<NodeRoom>| room.as_ref().is_some_and(serves_others);
         let after = serves(&room);
@@ -160,7 +156,7 @@ impl Index {
     /// Computes anew what nodes get from others; the objects that this concerns are returned.
     pub(super) fn refresh_offers(&mut self, now: Timestamp) -> Vec<String> {
         self.stale = false;
-        let policies = [Policy::default(), authenticated()];
+        let policies = demands();
         let kinds: HashSet<Attaches> = (self.nodes.keys())
             .flat_map(|node| policies.each_ref().map(|policy| self.attaches(node, policy)))
             .collect();
@@ -201,9 +197,13 @@ impl Index {
 
     /// What the nodes can carry between each other for such a class.
     fn network(&self, policy: &Policy) -> &Network {
-        match policy.authentication {
-            Authentication::WhenPossible => &self.network,
-            Authentication::Required => &self.authenticated,
+        let [any, authenticated, encrypted] = &self.networks;
+        if policy.requires_encryption() {
+            encrypted
+        } else if policy.requires_authentication() {
+            authenticated
+        } else {
+            any
         }
     }
 
@@ -280,9 +280,15 @@ impl Index {
     }
 }
 
-/// A class that requires authentication.
-fn authenticated() -> Policy {
-    Policy { authentication: Authentication::Required, ..Policy::default() }
+/// Classes that differ in what they require of the network: nothing, authentication, encryption.
+fn demands() -> [Policy; 3] {
+    let authentication = Authentication::Required;
+    let encryption = Encryption::Required;
+    [
+        Policy::default(),
+        Policy { authentication, ..Policy::default() },
+        Policy { encryption, ..Policy::default() },
+    ]
 }
 
 /// Whether others may get something of it.

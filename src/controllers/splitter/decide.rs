@@ -16,7 +16,7 @@ use super::room::{PATIENCE, Room, after};
 use super::status::{self, Standing};
 use crate::domain::NodeName;
 use crate::domain::policy::{ParamError, Policy};
-use crate::domain::split::{Infeasible, PlannedBranch};
+use crate::domain::split::{BranchFormat, Infeasible, PlannedBranch};
 use crate::store::object::{
     Branch, BranchPhase, BranchSpec, BranchStatus, FINALIZER, LABEL_EPHEMERAL, LABEL_NODE, LABEL_VOLUME,
     Meta, Version, VolumeSplit, VolumeSplitStatus, condition, label_value, pending,
@@ -314,6 +314,7 @@ fn branch_object(split: &VolumeSplit, planned: &PlannedBranch, policy: &Policy) 
             thin: policy.thin,
             accept_unenforced: policy.accept_unenforced,
             write_through: policy.write_through,
+            encrypted: policy.requires_encryption() && planned.format == BranchFormat::Image,
             access: None,
             sharing: None,
         },

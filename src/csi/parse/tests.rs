@@ -151,6 +151,7 @@ fn one_writer_beside_readers_elsewhere_is_refused_with_what_can_be_had() {
 #[case::image(&[("branchFormat", "image")], mount(Mode::MultiNodeMultiWriter), "branchFormat is image")]
 #[case::branches(&[("minBranches", "2")], mount(Mode::MultiNodeMultiWriter), "minBranches is 2")]
 #[case::keys(&[("authentication", "required")], mount(Mode::MultiNodeMultiWriter), "authentication is required")]
+#[case::encryption(&[("encryption", "required")], mount(Mode::MultiNodeMultiWriter), "encryption is required")]
 #[case::block(&[], block(Mode::MultiNodeMultiWriter), "volumeMode Filesystem")]
 fn what_several_nodes_cannot_write_is_refused_with_the_remedy(
     #[case] parameters: &[(&str, &str)],

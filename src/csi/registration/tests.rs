@@ -203,6 +203,7 @@ async fn a_node_that_can_attach_by_more_is_registered_anew_with_it_and_one_that_
             owner: able(),
             consumer: able(),
             authentication: able(),
+            encryption: able(),
             identity: None,
         };
         Carried { transports: transports.iter().map(report).collect(), network: None }

@@ -137,6 +137,20 @@ pub enum Authentication {
     Required,
 }
 
+/// `encryption`: whether what is written to a branch is readable on the network.
+///
+/// There is no value between the two: a volume that is encrypted only where both ends can would depend on which node it was
+/// placed, and nobody could rely on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Encryption {
+    /// It is sent as it is.
+    #[default]
+    Off,
+    /// Always: a node that cannot neither lends branches nor borrows them. Nodes prove who they are, too.
+    Required,
+}
+
 impl FsType {
     /// Its name, as `mount -t` takes it.
     #[must_use]
@@ -231,6 +245,8 @@ pub struct Policy {
     pub branch_timeout: Duration,
     /// `authentication`.
     pub authentication: Authentication,
+    /// `encryption`.
+    pub encryption: Encryption,
     /// `union`.
     pub union: UnionMode,
     /// `mergerfs.*`, allow-listed, keys without the prefix in the `a-b` style.
@@ -256,6 +272,7 @@ impl Default for Policy {
             on_branch_loss: OnBranchLoss::default(),
             branch_timeout: DEFAULT_BRANCH_TIMEOUT,
             authentication: Authentication::default(),
+            encryption: Encryption::default(),
             union: UnionMode::default(),
             mergerfs: BTreeMap::new(),
         }
@@ -270,6 +287,19 @@ impl Policy {
     /// Every fault there is, in the order of the keys.
     pub fn parse(given: &BTreeMap<String, String>) -> Result<Self, Vec<ParamError>> {
         parameters::parse(given)
+    }
+
+    /// Whether a branch is used over the network only where both ends prove to each other who they are: a connection that
+    /// nobody can read is worth nothing where nobody knows whose it is.
+    #[must_use]
+    pub fn requires_authentication(&self) -> bool {
+        self.authentication == Authentication::Required || self.requires_encryption()
+    }
+
+    /// Whether a branch is used over the network only where nobody can read what is sent.
+    #[must_use]
+    pub fn requires_encryption(&self) -> bool {
+        self.encryption == Encryption::Required
     }
 
     /// Why no block volume can be made under this policy; `None` where one can: a block volume is one image, because
@@ -309,6 +339,11 @@ impl Policy {
                 "a volume that several nodes write has one branch, because in several their files could hide each other, and \
                  minBranches is {}: use a class with minBranches 1, or {remedy}",
                 self.min_branches
+            ))
+        } else if self.requires_encryption() {
+            Some(format!(
+                "several nodes write by NFS, which is not encrypted here, and encryption is required: use a class without, or \
+                 {remedy}"
             ))
         } else if self.authentication == Authentication::Required {
             Some(format!(

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{
-    Authentication, Bytes, FormatChoice, FsType, GRAIN, MAX_BRANCHES, MIN_QUANTUM, Media, OnBranchLoss,
-    ParamError, Placement, Policy, Strategy, UnionMode, mergerfs,
+    Authentication, Bytes, Encryption, FormatChoice, FsType, GRAIN, MAX_BRANCHES, MIN_QUANTUM, Media,
+    OnBranchLoss, ParamError, Placement, Policy, Strategy, UnionMode, mergerfs,
 };
 use crate::domain::duration;
 use crate::domain::spelling::nearest;
@@ -214,6 +214,19 @@ const PARAMETERS: &[Parameter] = &[
             let known =
                 [("whenPossible", Authentication::WhenPossible), ("required", Authentication::Required)];
             put(&mut policy.authentication, one_of(value, &known))
+        },
+    },
+    Parameter {
+        key: "encryption",
+        values: "off or required",
+        default: "off",
+        meaning: "Whether what is used over the network is encrypted on its way (TLS 1.3 by both kernels): not at all, or always, \
+                  with no branches on nodes that cannot, nor for them. required includes authentication: required. Only NVMe over \
+                  TCP knows it; images go by that. It takes processor time at both ends, and connections are made anew only while \
+                  the agents of both nodes run.",
+        set: |policy, value| {
+            let known = [("off", Encryption::Off), ("required", Encryption::Required)];
+            put(&mut policy.encryption, one_of(value, &known))
         },
     },
     Parameter {

@@ -37,6 +37,7 @@ fn every_parameter_is_read() {
         ("onBranchLoss", "servePartial"),
         ("branchTimeout", "1h30m"),
         ("authentication", "required"),
+        ("encryption", "required"),
         ("union", "always"),
         ("mergerfs.cache.negative_entry", "5"),
         ("mergerfs.category.create", "mfs"),
@@ -64,6 +65,7 @@ fn every_parameter_is_read() {
             on_branch_loss: OnBranchLoss::ServePartial,
             branch_timeout: Duration::from_secs(5400),
             authentication: Authentication::Required,
+            encryption: Encryption::Required,
             union: UnionMode::Always,
             mergerfs: map(&[("cache.negative-entry", "5"), ("category.create", "mfs")]),
         }
@@ -80,6 +82,16 @@ fn images_are_written_through_unless_the_class_says_never_and_directories_have_n
     );
     let told = faults(&[("writeThrough", "never"), ("branchFormat", "directory")]);
     assert!(told.len() == 1 && told[0].contains("leave writeThrough out"), "{told:?}");
+}
+
+#[test]
+fn encryption_is_off_unless_it_is_required_and_goes_with_authentication() {
+    let of = |pairs: &[(&str, &str)]| parse(pairs).unwrap();
+    let demands = |policy: &Policy| (policy.requires_authentication(), policy.requires_encryption());
+    assert_eq!(demands(&of(&[])), (false, false));
+    assert_eq!(demands(&of(&[("authentication", "required"), ("encryption", "off")])), (true, false));
+    assert_eq!(demands(&of(&[("encryption", "required")])), (true, true));
+    assert!(faults(&[("encryption", "whenPossible")])[0].contains("off or required"));
 }
 
 #[test]

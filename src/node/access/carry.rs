@@ -215,16 +215,27 @@ impl<H: Held> Pass<'_, H> {
             OwnerAction::Allow(identity) => {
                 let peer = self.peer(identity, mark.as_ref());
                 let key = self.key(&peer.node)?;
+                let encrypted = matches!(self.held.source(), Source::Image { encrypted: true, .. });
+                let key = if encrypted { Some(self.encrypting(key)?) } else { key.map(Secret::without_tls) };
                 self.allow(&id, &peer, Right::Write, key.as_ref())?;
                 info!(
                     branch.id = %branch, peer.node = %peer.node, peer = identity, epoch, generation = generation.0,
-                    authenticated = key.is_some(), duration.seconds = seconds(),
+                    authenticated = key.is_some(), encrypted, duration.seconds = seconds(),
                     "the branch is open to a node"
                 );
             }
             OwnerAction::Fence(Peer::Here) | OwnerAction::Report(_) => {}
         }
         Ok(())
+    }
+
+    /// The key, if it has a part to encrypt with.
+    fn encrypting(&self, key: Option<Secret>) -> Result<Secret, AccessError> {
+        key.filter(|key| key.tls().is_some()).ok_or_else(|| {
+            let branch = self.asked.spec.id.clone();
+            let reason = "the two nodes have no key for that".to_owned();
+            self.failed("let a node use it", TransportError::Readable { branch, reason })
+        })
     }
 
     /// The key that the node is to prove to have, kept before the kernel is told.

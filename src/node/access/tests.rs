@@ -118,6 +118,7 @@ struct FakeBranch {
     kept: RefCell<Option<Kept>>,
     shared: RefCell<Option<SharedMark>>,
     here: Cell<bool>,
+    encrypted: Cell<bool>,
     fail: Cell<Option<When>>,
 }
 
@@ -153,7 +154,8 @@ impl Held for &FakeBranch {
         Ok(self.here.get())
     }
     fn source(&self) -> Source {
-        Source::Image { path: "/p/branches/v-0/disk.img".into(), write_through: true }
+        let encrypted = self.encrypted.get();
+        Source::Image { path: "/p/branches/v-0/disk.img".into(), write_through: true, encrypted }
     }
 }
 
@@ -542,7 +544,8 @@ fn who_was_let_in_with_a_key_is_let_in_with_the_same_after_a_reboot_without_a_st
     world.reboot();
     (world.alone, world.wanted) = (true, None);
     world.settle().unwrap();
-    assert_eq!(world.owner.0.lock().unwrap().keys, [Some(first.clone()), Some(first.clone())]);
+    let shown = first.clone().without_tls();
+    assert_eq!(world.owner.0.lock().unwrap().keys, [Some(shown.clone()), Some(shown)]);
 
     (world.alone, world.key) = (false, None);
     world.order(None, 2);
@@ -554,4 +557,28 @@ fn who_was_let_in_with_a_key_is_let_in_with_the_same_after_a_reboot_without_a_st
     world.alone = true;
     world.settle().unwrap();
     assert_eq!(world.owner.0.lock().unwrap().keys.last(), Some(&None));
+}
+
+#[test]
+fn a_key_to_encrypt_with_is_for_branches_that_are_encrypted_also_after_a_reboot_without_a_store() {
+    let mut world = World::default();
+    let key = crate::store::keys::generate();
+    world.branch.encrypted.set(true);
+    world.key = Some(key.clone());
+    world.order(Some("b"), 1);
+    world.settle().unwrap();
+    world.reboot();
+    (world.alone, world.wanted) = (true, None);
+    world.settle().unwrap();
+    assert_eq!(world.owner.0.lock().unwrap().keys, [Some(key.clone()), Some(key.clone())]);
+
+    // Without such a key it is opened to nobody, whoever forgot it.
+    for key in [None, Some(key.without_tls())] {
+        let mut world = World { key, ..World::default() };
+        world.branch.encrypted.set(true);
+        world.order(Some("b"), 1);
+        let error = world.settle().unwrap_err().to_string();
+        assert!(error.contains("encrypted"), "{error}");
+        assert_eq!(world.owner.0.lock().unwrap().keys, []);
+    }
 }

@@ -28,6 +28,7 @@ pub(in crate::node) struct HeldBranch<'a> {
     branch: BranchId,
     format: BranchFormat,
     write_through: bool,
+    encrypted: bool,
 }
 
 /// While it lives, this node attaches the branch for nobody.
@@ -64,7 +65,18 @@ impl Branches {
         let (branch, format) = (spec.id.clone(), spec.format);
         // As it was made, also where an object of a newer program says otherwise: what was written through stays so.
         let write_through = record.write_through;
-        Ok(HeldBranch { host: &self.host, _turn: turn, pool, place, branch, format, write_through })
+        // Whoever says that nobody may read it is right.
+        let encrypted = record.encrypted || spec.encrypted;
+        Ok(HeldBranch {
+            host: &self.host,
+            _turn: turn,
+            pool,
+            place,
+            branch,
+            format,
+            write_through,
+            encrypted,
+        })
     }
 
     /// Closes the branch to attaching on this node.
@@ -239,9 +251,11 @@ impl Held for HeldBranch<'_> {
 
     fn source(&self) -> Source {
         match self.format {
-            BranchFormat::Image => {
-                Source::Image { path: self.place.join(record::IMAGE), write_through: self.write_through }
-            }
+            BranchFormat::Image => Source::Image {
+                path: self.place.join(record::IMAGE),
+                write_through: self.write_through,
+                encrypted: self.encrypted,
+            },
             BranchFormat::Directory => Source::Directory(self.place.clone()),
         }
     }
@@ -263,6 +277,7 @@ impl BranchRecord {
             thin: self.thin,
             accept_unenforced: true,
             write_through: self.write_through,
+            encrypted: self.encrypted,
             access: None,
             sharing: None,
         }

@@ -23,8 +23,15 @@ const NEW: &str = ".new-";
 /// Begins the name of a branch that is being removed.
 const GONE: &str = ".gone-";
 
-/// The version that this program writes and reads.
+/// The version of a branch that may be sent as it is.
 const VERSION: u32 = 1;
+
+/// That of one that must be encrypted on the network: programs that encrypt nothing must leave it alone.
+const VERSION_ENCRYPTED: u32 = 2;
+
+const fn version(encrypted: bool) -> u32 {
+    if encrypted { VERSION_ENCRYPTED } else { VERSION }
+}
 
 /// An identity is a few hundred bytes; more than this is not one.
 const LIMIT: usize = 64 * 1024;
@@ -54,6 +61,9 @@ pub(in crate::node) struct BranchRecord {
     /// Other nodes' writes to its image are written through. Images of programs that did not write this were.
     #[serde(default = "yes")]
     pub(in crate::node) write_through: bool,
+    /// Other nodes reach its image by connections that are encrypted only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(in crate::node) encrypted: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::node) enforcement: Option<Enforcement>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -68,7 +78,7 @@ impl BranchRecord {
     /// The identity of a new branch.
     pub(in crate::node) fn new(spec: &BranchSpec) -> Self {
         Self {
-            version: VERSION,
+            version: version(spec.encrypted),
             branch: spec.id.clone(),
             node: Some(spec.node.clone()),
             pool: Some(spec.pool.clone()),
@@ -80,6 +90,7 @@ impl BranchRecord {
             fs_uuid: None,
             thin: spec.thin,
             write_through: spec.write_through,
+            encrypted: spec.encrypted,
             enforcement: None,
             project: None,
         }
@@ -98,7 +109,7 @@ impl BranchRecord {
         fn pair<T: PartialEq + std::fmt::Debug>(what: &str, have: &T, want: &T) -> Option<String> {
             (have != want).then(|| format!("its {RECORD} says {what} {have:?}, expected {want:?}"))
         }
-        pair("version", &self.version, &VERSION)
+        pair("version", &self.version, &version(self.encrypted))
             .or_else(|| pair("branch", &self.branch.as_str(), &spec.id.as_str()))
             .or_else(|| self.elsewhere(&spec.node, &spec.pool))
             .or_else(|| pair("volume", &self.volume.as_str(), &spec.volume.as_str()))
@@ -162,6 +173,7 @@ mod tests {
             thin: false,
             accept_unenforced: false,
             write_through: false,
+            encrypted: true,
             access: None,
             sharing: None,
         }
@@ -179,8 +191,12 @@ mod tests {
             let of_before = BranchRecord { node: None, pool: None, ..record.clone() };
             assert_eq!(of_before.differs(&copied), None);
         }
-        let newer = BranchRecord { version: 2, ..record };
+        let newer = BranchRecord { version: 3, ..record };
         assert!(newer.differs(&spec()).unwrap().contains("version"));
+        let encrypted = BranchRecord::new(&BranchSpec { encrypted: true, ..spec() });
+        assert_eq!((encrypted.version, encrypted.differs(&spec())), (2, None));
+        let unknown = BranchRecord { encrypted: false, ..encrypted };
+        assert!(unknown.differs(&spec()).is_some(), "as a program of before reads it");
     }
 
     #[test]

@@ -21,6 +21,7 @@ fn branch(index: u32, phase: BranchPhase) -> Branch {
             thin: false,
             accept_unenforced: true,
             write_through: true,
+            encrypted: false,
             access: None,
             sharing: None,
         },

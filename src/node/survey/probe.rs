@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::choose::Place;
 use crate::domain::reach::{Ability as Told, Transport, TransportReport};
 use crate::node::transport::nfs::{self, NfsConsumer, NfsOwner};
+use crate::node::transport::nvme_tcp::tls::Tls;
 use crate::node::transport::nvme_tcp::{self, HostIdentity, NvmeConsumer, NvmeOwner, Signs};
 use crate::node::transport::{Abilities, Ability, Ends, TransportError};
 use crate::platform::Host;
@@ -46,7 +47,12 @@ impl Probed {
     /// Nothing is known, and why.
     pub(super) fn unknown(reason: &str) -> Self {
         let unable = || Ability::Unable { reason: reason.to_owned() };
-        let all = || Abilities { owner: unable(), consumer: unable(), authentication: unable() };
+        let all = || Abilities {
+            owner: unable(),
+            consumer: unable(),
+            authentication: unable(),
+            encryption: unable(),
+        };
         Self { signs: None, nvme: all(), nfs: all(), nfs_taken: None }
     }
 }
@@ -59,7 +65,17 @@ pub(super) struct Kernel {
     nfs: NfsRoots,
     identity: Result<HostIdentity, String>,
     state_dir: PathBuf,
-    port: u16,
+    ports: Ports,
+    tls: Tls,
+}
+
+/// Where images are served.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    /// As they are.
+    pub(super) plain: u16,
+    /// Encrypted.
+    pub(super) encrypted: u16,
 }
 
 impl Kernel {
@@ -68,7 +84,8 @@ impl Kernel {
         host: &Host,
         identity: Result<HostIdentity, String>,
         state_dir: &Path,
-        port: u16,
+        ports: Ports,
+        tls: Tls,
     ) -> Self {
         Self {
             host: host.clone(),
@@ -76,7 +93,8 @@ impl Kernel {
             nfs: NfsRoots::default(),
             identity,
             state_dir: state_dir.to_owned(),
-            port,
+            ports,
+            tls,
         }
     }
 
@@ -91,7 +109,7 @@ impl Kernel {
             Ok(nvme) => match (before, nvme_tcp::signs(nvme)) {
                 (Some(before), Ok(signs)) if before.signs.as_ref() == Some(&signs) => before.clone(),
                 _ => {
-                    let found = nvme_tcp::probe(nvme);
+                    let found = nvme_tcp::probe(&self.host, nvme);
                     Probed { signs: nvme_tcp::signs(nvme).ok(), nvme: found, ..Probed::unknown("") }
                 }
             },
@@ -111,6 +129,10 @@ impl Kernel {
         let mut nvme = report(Transport::NvmeTcp, &probed.nvme, place, identity);
         if let (true, Err(reason)) = (nvme.consumer.able, &self.identity) {
             nvme.consumer = Told { able: false, reason: reason.clone() };
+        }
+        if nvme.encryption.able && self.ports.plain == self.ports.encrypted {
+            let reason = format!("network.nvmePort and network.nvmeTlsPort are both {}", self.ports.plain);
+            nvme.encryption = Told { able: false, reason };
         }
         let mut nfs = report(Transport::Nfs, &probed.nfs, place, None);
         if let (true, Some(reason)) = (nfs.owner.able, &probed.nfs_taken) {
@@ -133,11 +155,13 @@ impl Kernel {
         };
         let address = address.ok_or_else(|| NO_ADDRESS.to_owned());
         let owner = reason(&probed.nvme.owner).and(address.clone()).and_then(|ip| {
-            let listeners = vec![SocketAddr::new(ip, self.port)];
-            Ok(Arc::new(NvmeOwner::new(&self.host, self.nvme.clone()?, listeners)) as _)
+            let at = |port| vec![SocketAddr::new(ip, port)];
+            let owner = NvmeOwner::new(&self.host, self.nvme.clone()?, at(self.ports.plain));
+            Ok(Arc::new(owner.encrypting(at(self.ports.encrypted), self.tls.clone())) as _)
         });
         let consumer = reason(&probed.nvme.consumer).and_then(|()| {
-            Ok(Arc::new(NvmeConsumer::new(&self.host, self.nvme.clone()?, self.identity.clone()?)) as _)
+            let consumer = NvmeConsumer::new(&self.host, self.nvme.clone()?, self.identity.clone()?);
+            Ok(Arc::new(consumer.encrypting(self.tls.clone())) as _)
         });
         let nvme = Ends { owner, consumer };
         let owner = reason(&probed.nfs.owner).and(address.clone()).map(|ip| {
@@ -205,6 +229,7 @@ fn report(
         owner,
         consumer: told(&abilities.consumer),
         authentication: told(&abilities.authentication),
+        encryption: told(&abilities.encryption),
         identity,
     }
 }
@@ -215,12 +240,15 @@ pub(super) mod tests {
     use crate::domain::reach::StorageNetwork;
 
     fn kernel(identity: Result<HostIdentity, String>) -> Kernel {
-        Kernel::new(&Host::new(), identity, Path::new("/nowhere"), 4420)
+        let (host, ports) = (Host::new(), Ports { plain: 4420, encrypted: 4421 });
+        let tls = Tls::new(&host, Arc::default());
+        Kernel::new(&host, identity, Path::new("/nowhere"), ports, tls)
     }
 
     pub(in crate::node::survey) fn able() -> Probed {
         let able = || Ability::Able { how: "loaded".to_owned() };
-        let all = || Abilities { owner: able(), consumer: able(), authentication: able() };
+        let all =
+            || Abilities { owner: able(), consumer: able(), authentication: able(), encryption: able() };
         Probed { signs: None, nvme: all(), nfs: all(), nfs_taken: None }
     }
 
@@ -250,6 +278,18 @@ pub(super) mod tests {
         assert!(!lost[1].consumer.able, "an NFS owner could not know it");
         let dark = kernel.reports(&able(), &place(&["10.0.0.1"], false, "eth0 is down"));
         assert!(!dark[0].owner.able && dark[0].owner.reason == "eth0 is down");
+    }
+
+    #[test]
+    fn a_node_encrypts_nothing_where_both_listeners_would_be_at_one_port() {
+        let mut kernel = kernel(Ok(identity()));
+        let told = |kernel: &Kernel| {
+            let reports = kernel.reports(&able(), &place(&["10.0.0.1"], true, ""));
+            reports[0].encryption.clone()
+        };
+        assert!(told(&kernel).able);
+        kernel.ports.plain = 4421;
+        assert!(told(&kernel).reason.contains("both 4421"));
     }
 
     #[test]

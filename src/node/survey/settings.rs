@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use snafu::Snafu;
 
-use crate::node::transport::nvme_tcp::DEFAULT_PORT;
+use crate::node::transport::nvme_tcp::{DEFAULT_PORT, DEFAULT_TLS_PORT};
 
 /// The network that branches are reached over.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,11 +19,19 @@ pub struct NetworkSettings {
     pub subnet: Option<Subnet>,
     /// TCP port at which images are served. Default 4420.
     pub nvme_port: u16,
+    /// TCP port at which images are served encrypted. Default 4421.
+    pub nvme_tls_port: u16,
 }
 
 impl Default for NetworkSettings {
     fn default() -> Self {
-        Self { enabled: true, interface: None, subnet: None, nvme_port: DEFAULT_PORT }
+        Self {
+            enabled: true,
+            interface: None,
+            subnet: None,
+            nvme_port: DEFAULT_PORT,
+            nvme_tls_port: DEFAULT_TLS_PORT,
+        }
     }
 }
 

@@ -41,6 +41,8 @@ pub enum Source {
         /// What a consumer was told to be completed survives a crash of this node, whether it was flushed or not. Without it,
         /// what was not flushed can come back as zeros, and a later flush succeeds: [`Owner::durable`] is false.
         write_through: bool,
+        /// It is reached by encrypted connections only.
+        encrypted: bool,
     },
     /// A directory of files; it may go to several.
     Directory(PathBuf),
@@ -88,6 +90,8 @@ pub struct Abilities {
     pub consumer: Ability,
     /// Both ends can prove to each other who they are (NVMe: DH-HMAC-CHAP).
     pub authentication: Ability,
+    /// Both ends can encrypt what is sent (NVMe: TLS 1.3).
+    pub encryption: Ability,
 }
 
 /// An export as the owner's kernel has it.
@@ -147,7 +151,7 @@ pub trait Owner: Send + Sync {
     fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError>;
 
     /// Lets one peer use it so; one that is allowed otherwise is fenced first. An image has one peer, which may write: while
-    /// another is allowed, [`TransportError::Held`].
+    /// another is allowed, [`TransportError::Held`]. One that is exported encrypted needs a secret with a key for that.
     ///
     /// # Errors
     /// [`TransportError`].
@@ -212,7 +216,8 @@ pub trait Consumer: Send + Sync {
     /// [`TransportError`].
     fn identity(&self) -> Result<String, TransportError>;
 
-    /// Attaches an export, and checks that what answers is the branch and the generation that was asked for.
+    /// Attaches an export, and checks that what answers is the branch and the generation that was asked for. A secret with a key
+    /// for encryption means that it is attached encrypted or not at all.
     ///
     /// # Errors
     /// [`TransportError`]; nothing that this call attached stays then.
@@ -268,6 +273,14 @@ pub enum TransportError {
         branch: BranchId,
         /// Who has it.
         holder: String,
+    },
+    /// It would be readable on the way.
+    #[snafu(display("branch {branch} is to be encrypted on the network, and {reason}"))]
+    Readable {
+        /// The branch.
+        branch: BranchId,
+        /// What lacks.
+        reason: String,
     },
     /// The owner refuses this node.
     #[snafu(display("{endpoint} refuses this node: {reason}"))]

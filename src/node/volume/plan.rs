@@ -175,6 +175,7 @@ mod tests {
                 thin: false,
                 accept_unenforced: false,
                 write_through: true,
+                encrypted: false,
                 access: None,
                 sharing: None,
             },

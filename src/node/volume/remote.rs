@@ -16,6 +16,7 @@ use crate::node::branch::BranchError;
 use crate::node::keys::KeyError;
 use crate::node::transport::TransportError;
 use crate::platform::HostError;
+use crate::store::Pair;
 use crate::store::object::{Branch, BranchPhase, BranchSpec, EXPORTED, condition};
 
 /// What the store said last of who may use a branch, and how it is reached.
@@ -95,6 +96,17 @@ pub(super) enum AttachError {
         branch: BranchId,
         /// Why; it names both nodes.
         source: KeyError,
+    },
+    /// It is encrypted, and there is no key for that.
+    #[snafu(display(
+        "branch {branch} is to be encrypted on the network, and there is no key for {pair} that does: detach the volumes between \
+         the two nodes, and attach them anew"
+    ))]
+    Plain {
+        /// The branch.
+        branch: BranchId,
+        /// Whose key lacks.
+        pair: Pair,
     },
     /// What was attached cannot be mounted as it is. Nothing was changed, and it was detached again.
     #[snafu(display("branch {branch} of node {node} is not mounted: {reason}"))]
@@ -302,6 +314,7 @@ mod tests {
             thin: false,
             accept_unenforced: false,
             write_through: true,
+            encrypted: false,
             access: None,
             sharing: None,
         }

@@ -38,6 +38,8 @@ const OWNER: &str = "owner";
 const CONSUMER: &str = "consumer";
 /// As [`OWNER`].
 const KEY: &str = "key";
+/// As [`OWNER`]; those that programs of before made lack it.
+const TLS: &str = "tls";
 
 /// The Secrets of one namespace.
 pub(super) struct KeySecrets {
@@ -128,7 +130,8 @@ fn made(pair: &Pair, owner: &StorageNode, key: &Secret) -> core::Secret {
     let mut labels: BTreeMap<String, String> =
         LABELS.into_iter().zip([&pair.owner, &pair.consumer]).map(label).collect();
     labels.insert("app.kubernetes.io/name".to_owned(), "union-csi".to_owned());
-    let data = [(OWNER, pair.owner.as_str()), (CONSUMER, pair.consumer.as_str()), (KEY, &key.0)];
+    let data = [(OWNER, pair.owner.as_str()), (CONSUMER, pair.consumer.as_str()), (KEY, key.chap())];
+    let data = data.into_iter().chain(key.tls().map(|tls| (TLS, tls)));
     core::Secret {
         metadata: ObjectMeta {
             name: Some(name(pair)),
@@ -144,7 +147,7 @@ fn made(pair: &Pair, owner: &StorageNode, key: &Secret) -> core::Secret {
         },
         type_: Some(TYPE.to_owned()),
         immutable: Some(true),
-        data: Some(data.map(|(k, v)| (k.to_owned(), ByteString(v.as_bytes().to_vec()))).into()),
+        data: Some(data.map(|(k, v)| (k.to_owned(), ByteString(v.as_bytes().to_vec()))).collect()),
         ..core::Secret::default()
     }
 }
@@ -162,14 +165,14 @@ fn read(text: &str, pair: &Pair) -> Result<Secret, StoreError> {
     if secret.type_.as_deref() != Some(TYPE) {
         return Err(malformed(&format!("its type is not {TYPE}")));
     }
-    let mut data = secret.data.unwrap_or_default();
+    let data = secret.data.unwrap_or_default();
     let names =
         |field: &str, node: &NodeName| data.get(field).is_some_and(|v| v.0 == node.as_str().as_bytes());
     if !names(OWNER, &pair.owner) || !names(CONSUMER, &pair.consumer) {
         return Err(malformed("it names other nodes"));
     }
-    let key = data.remove(KEY).and_then(|key| String::from_utf8(key.0).ok()).map(Secret);
-    key.filter(Secret::is_well_formed).ok_or_else(|| malformed("its key is none"))
+    let part = |field: &str| data.get(field).map(|value| value.0.as_slice());
+    part(KEY).and_then(|key| Secret::read(key, part(TLS))).ok_or_else(|| malformed("its key is none"))
 }
 
 #[cfg(test)]
@@ -202,8 +205,10 @@ mod tests {
         assert_eq!(names.len(), pairs.len());
         for pair in &pairs {
             let key = generate();
-            let text = serde_json::to_string(&made(pair, &node(pair.owner.as_str()), &key)).unwrap();
-            assert_eq!(read(&text, pair).unwrap(), key);
+            for key in [key.clone(), key.without_tls()] {
+                let text = serde_json::to_string(&made(pair, &node(pair.owner.as_str()), &key)).unwrap();
+                assert_eq!(read(&text, pair).unwrap(), key, "also one of before");
+            }
         }
     }
 
@@ -224,12 +229,18 @@ mod tests {
             with(|s| {
                 s.data.as_mut().unwrap().insert(KEY.to_owned(), ByteString(b"DHHC-1:short".to_vec()));
             }),
-            format!("[\"{}\"]", key.0),
+            with(|s| {
+                s.data.as_mut().unwrap().insert(TLS.to_owned(), ByteString(b"NVMeTLSkey-1:short".to_vec()));
+            }),
+            format!("[\"{}\"]", key.chap()),
         ] {
             let error = read(&text, &ours).unwrap_err();
             assert!(matches!(error, StoreError::Malformed { .. }));
             let said = format!("{error} {error:?}");
-            assert!(!said.contains("DHHC") && said.contains("delete it"), "{said}");
+            assert!(
+                !said.contains("DHHC") && !said.contains("NVMeTLS") && said.contains("delete it"),
+                "{said}"
+            );
         }
     }
 }

@@ -19,6 +19,7 @@ fn node(name: &str, can: Can) -> NodeReach {
         owner: ability(owner),
         consumer: ability(consumer),
         authentication: ability(false),
+        encryption: ability(false),
         identity: None,
     };
     let [nvme_owner, nvme_consumer, nfs_owner, nfs_consumer] = can;

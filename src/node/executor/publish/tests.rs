@@ -268,6 +268,7 @@ mod kept {
             owner: able(),
             consumer: able(),
             authentication: able(),
+            encryption: able(),
             identity: Some("nqn".into()),
         };
         let network = StorageNetwork {

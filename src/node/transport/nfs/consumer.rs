@@ -339,7 +339,7 @@ mod tests {
         let impatient = Patience::GiveUpAfter(Duration::from_secs(1));
         let outcome = consumer.attach(&id(), &endpoint, None, impatient);
         assert!(matches!(outcome, Err(TransportError::Unable { .. })), "{outcome:?}");
-        let secret = Secret("x".to_owned());
+        let secret = Secret::of(b"x");
         let outcome = consumer.attach(&id(), &endpoint, Some(&secret), Patience::Wait);
         assert!(matches!(outcome, Err(TransportError::Unable { .. })), "{outcome:?}");
         let outcome = consumer.set_patience(&id(), Patience::Wait);

@@ -92,6 +92,10 @@ pub fn probe(host: &Host, roots: &NfsRoots) -> Result<Abilities, TransportError>
         owner: ability(found.server, "nfsd"),
         consumer: ability(found.client, "nfsv4"),
         authentication: Ability::Unable { reason: authentication },
+        encryption: Ability::Unable {
+            reason: "NFS is not encrypted here; use image branches over NVMe/TCP where nobody must read what is sent"
+                .to_owned(),
+        },
     })
 }
 

@@ -2,26 +2,38 @@
 
 use std::collections::BTreeMap;
 
-use super::{kernel, names};
+use super::{kernel, names, plan};
 use crate::node::transport::{Abilities, Ability, TransportError};
+use crate::platform::Host;
+use crate::platform::keyring::NvmeKeyring;
 use crate::platform::nvme::Nvme;
 use crate::platform::nvme::probe::Module;
+use crate::platform::tls::{Handshakes, trial};
 
 /// What the owner's end consists of; the kernel loads the last one by itself when it begins to listen.
 const OWNER: [&str; 3] = ["configfs", "nvmet", "nvmet-tcp"];
 /// What the consumer's end consists of; the kernel loads the last one by itself when it connects.
 const CONSUMER: [&str; 2] = ["nvme-fabrics", "nvme-tcp"];
 
+/// What the kernel's TLS consists of, with ciphers that are modules in most kernels. It loads them by itself where it finds modprobe.
+const TLS: [&str; 3] = ["tls", "gcm", "ghash-generic"];
+
 /// What this node can carry. Loads modules that are there and not loaded yet, as the first export or attachment would.
 #[must_use]
-pub fn probe(nvme: &Nvme) -> Abilities {
+pub fn probe(host: &Host, nvme: &Nvme) -> Abilities {
     let owner = judge(nvme, &OWNER, prepare_owner(nvme));
     let consumer = judge(nvme, &CONSUMER, prepare_consumer(nvme));
     let authentication = match (&owner, &consumer) {
         (Ability::Able { .. }, Ability::Able { .. }) => authentication(nvme),
         _ => Ability::Unable { reason: "this node cannot be both owner and consumer".to_owned() },
     };
-    Abilities { owner, consumer, authentication }
+    let encryption = match &authentication {
+        Ability::Able { .. } => encryption(host, nvme),
+        Ability::Unable { reason } => {
+            Ability::Unable { reason: format!("it goes with authentication, and {reason}") }
+        }
+    };
+    Abilities { owner, consumer, authentication, encryption }
 }
 
 /// What is seen of both ends without loading anything. While it stays the same, so does what [`probe`] tells.
@@ -37,7 +49,7 @@ pub struct Signs {
 /// # Errors
 /// The kernel's files cannot be read.
 pub fn signs(nvme: &Nvme) -> Result<Signs, TransportError> {
-    let all = [OWNER.as_slice(), &CONSUMER].concat();
+    let all = [OWNER.as_slice(), &CONSUMER, &TLS].concat();
     Ok(Signs {
         target: nvme.target().map_err(kernel("read the NVMe target's tree"))?.is_some(),
         initiator: nvme.connect_options().map_err(kernel("read /dev/nvme-fabrics"))?.is_some(),
@@ -155,10 +167,48 @@ fn authentication(nvme: &Nvme) -> Ability {
     }
 }
 
+fn encryption(host: &Host, nvme: &Nvme) -> Ability {
+    let unable = |reason: String| Ability::Unable { reason };
+    let tried = || -> Result<(bool, bool), TransportError> {
+        let _lock = nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
+        let target = nvme.target_encrypts(plan::TRIAL_PORT).map_err(kernel("try a listener with TLS"))?;
+        let initiator = nvme.initiator_encrypts().map_err(kernel("read /dev/nvme-fabrics"))?;
+        Ok((target, initiator))
+    };
+    let lacks = |end: &str, option: &str| {
+        unable(format!(
+            "this kernel's NVMe {end} was built without {option}: use one that has it (Debian: 6.12)"
+        ))
+    };
+    match tried() {
+        Ok((true, true)) => {}
+        Ok((false, _)) => return lacks("target", "CONFIG_NVME_TARGET_TCP_TLS"),
+        Ok((true, false)) => return lacks("initiator", "CONFIG_NVME_TCP_TLS"),
+        Err(error) => return unable(error.to_string()),
+    }
+    // Whether they are there is tried next.
+    if let Err(error) = nvme.load(&TLS) {
+        tracing::debug!(%error, "modules for TLS are not loaded");
+    }
+    match NvmeKeyring::find(host) {
+        Ok(Some(_)) => {}
+        Ok(None) => return unable("the kernel's keyring .nvme is not seen from here".to_owned()),
+        Err(error) => return unable(error.to_string()),
+    }
+    match Handshakes::known(host) {
+        Ok(true) => {}
+        Ok(false) => return unable("this kernel was built without CONFIG_NET_HANDSHAKE".to_owned()),
+        Err(error) => return unable(error.to_string()),
+    }
+    match trial(host) {
+        Ok(()) => Ability::Able { how: "TLS 1.3".to_owned() },
+        Err(error) => unable(format!("{error}: see that the modules {} can be loaded", TLS.join(" "))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::platform::Host;
     use crate::platform::nvme::KernelFiles;
 
     fn reason(ability: &Ability) -> &str {

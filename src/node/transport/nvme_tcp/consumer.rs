@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 
+use super::tls::Tls;
 use super::{HostIdentity, abilities, kernel, names};
 use crate::node::transport::{
     Attached, Consumer, Endpoint, ExportId, Link, Patience, Secret, TransportError,
 };
+use crate::platform::keyring::KeySerial;
 use crate::platform::nvme::Nvme;
 use crate::platform::nvme::initiator::{Controller, ControllerState, NvmeDevice};
 use crate::platform::{Host, HostError};
@@ -44,13 +46,46 @@ pub struct NvmeConsumer {
     host: Host,
     nvme: Nvme,
     identity: HostIdentity,
+    /// What encrypted connections need; `None`: there are none here.
+    tls: Option<Tls>,
 }
 
 impl NvmeConsumer {
     /// Attaches in the name of `identity`.
     #[must_use]
     pub fn new(host: &Host, nvme: Nvme, identity: HostIdentity) -> Self {
-        Self { host: host.clone(), nvme, identity }
+        Self { host: host.clone(), nvme, identity, tls: None }
+    }
+
+    /// Attaches encrypted what has a key for that.
+    #[must_use]
+    pub fn encrypting(self, tls: Tls) -> Self {
+        Self { tls: Some(tls), ..self }
+    }
+
+    /// The kernel's number of the key by which the connection is to be encrypted; `None` where it is not to be.
+    fn tls_key(
+        &self,
+        id: &ExportId,
+        endpoint: &Endpoint,
+        secret: Option<&Secret>,
+    ) -> Result<Option<KeySerial>, TransportError> {
+        let Some(secret) = secret.filter(|secret| secret.tls().is_some()) else { return Ok(None) };
+        let tls = self.tls.as_ref().ok_or_else(|| TransportError::Readable {
+            branch: id.branch.clone(),
+            reason: "this node encrypts nothing".to_owned(),
+        })?;
+        tls.ready(&id.branch)?;
+        tls.keep(&id.branch, &self.identity.nqn, &endpoint.name, Some(secret)).map(Some)
+    }
+
+    /// Takes out the key of a connection that is ended.
+    fn forget_key(&self, nqn: &str) {
+        if let Some(tls) = &self.tls
+            && let Err(error) = tls.forget(nqn)
+        {
+            tracing::warn!(%error, nqn, "a key that is no longer used stays in the kernel's keyring");
+        }
     }
 
     fn controllers(&self, nqn: &str) -> Result<Vec<Controller>, TransportError> {
@@ -78,7 +113,8 @@ impl NvmeConsumer {
         patience: Patience,
     ) -> Result<Option<String>, TransportError> {
         const ACTION: &str = "attach branches over NVMe/TCP";
-        let options = connect_options(&self.identity, endpoint, secret, patience);
+        let key = self.tls_key(id, endpoint, secret)?;
+        let options = connect_options(&self.identity, endpoint, secret, key, patience);
         let known =
             self.nvme.connect_options().map_err(kernel("read /dev/nvme-fabrics"))?.unwrap_or_default();
         if let Some((lacking, _)) = options.iter().find(|(name, _)| !known.contains(*name)) {
@@ -197,6 +233,7 @@ fn connect_options(
     identity: &HostIdentity,
     endpoint: &Endpoint,
     secret: Option<&Secret>,
+    tls: Option<KeySerial>,
     patience: Patience,
 ) -> Vec<(&'static str, String)> {
     let mut options = vec![
@@ -212,8 +249,12 @@ fn connect_options(
         ("nr_io_queues", IO_QUEUES.to_string()),
     ];
     if let Some(secret) = secret {
-        options.push(("dhchap_secret", secret.0.clone()));
-        options.push(("dhchap_ctrl_secret", secret.of_owner().0));
+        options.push(("dhchap_secret", secret.chap().to_owned()));
+        options.push(("dhchap_ctrl_secret", secret.chap_of_owner()));
+    }
+    if let Some(key) = tls {
+        options.push(("tls", String::new()));
+        options.push(("tls_key", key.to_string()));
     }
     options
 }
@@ -293,10 +334,6 @@ impl Consumer for NvmeConsumer {
                 reason: format!("the endpoint is of {} instead of {nqn}", endpoint.name),
             });
         }
-        if secret.is_some_and(|s| !s.is_well_formed()) {
-            let reason = "the key is not of the form DHHC-1:NN:BASE64:".to_owned();
-            return Err(TransportError::Unable { action: "attach a branch", reason });
-        }
         abilities::prepare_consumer(&self.nvme)?;
         let old = self.controllers(&nqn)?;
         let going: Vec<String> =
@@ -343,7 +380,9 @@ impl Consumer for NvmeConsumer {
             self.nvme.disconnect(&controller.name).map_err(kernel("detach a branch"))?;
         }
         let names: Vec<String> = controllers.into_iter().map(|c| c.name).collect();
-        self.wait_gone(id, &names)
+        self.wait_gone(id, &names)?;
+        self.forget_key(&nqn);
+        Ok(())
     }
 
     fn force_detach(&self, id: &ExportId) -> Result<(), TransportError> {
@@ -366,6 +405,7 @@ impl Consumer for NvmeConsumer {
                 });
             }
         }
+        self.forget_key(&nqn);
         Ok(())
     }
 

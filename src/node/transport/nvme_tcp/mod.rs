@@ -4,6 +4,7 @@
 //! needed while a branch is used: agents may die, restart and be replaced.
 //!
 //! - [`NvmeOwner`], [`NvmeConsumer`]: the two ends.
+//! - [`tls`]: keys by which connections of encrypted exports are made, in the kernel's keyring.
 //! - `names`: what branches and nodes are called on the network.
 //! - `plan`: which steps bring the target's tree from what it is to what it should be.
 //!
@@ -12,12 +13,15 @@
 //!   ending, hold on to the old tree and cannot reach the new one.
 //! - A peer stays in the list of allowed hosts until nothing of it can reach the image any more, so a fence that is interrupted
 //!   is seen, and goes on when asked again.
+//! - An encrypted export is linked to listeners that take no connection without TLS, and to no others. What is encrypted has another
+//!   serial number than what is not, so the kernel's tree tells which it is.
 
 mod abilities;
 mod consumer;
 mod names;
 mod owner;
 mod plan;
+pub mod tls;
 
 pub use abilities::{Signs, prepare_consumer, prepare_owner, probe, signs};
 pub use consumer::NvmeConsumer;
@@ -31,6 +35,9 @@ use crate::platform::HostError;
 
 /// The port that IANA has assigned to NVMe over fabrics.
 pub const DEFAULT_PORT: u16 = 4420;
+
+/// The port after it: a listener takes encrypted connections, or those that are not.
+pub const DEFAULT_TLS_PORT: u16 = 4421;
 
 /// The number of a subsystem's only namespace.
 const NAMESPACE: u32 = 1;

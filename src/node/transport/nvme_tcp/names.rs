@@ -8,6 +8,9 @@ use crate::node::transport::{ExportId, Generation, TransportError};
 const BRANCH_PREFIX: &str = "nqn.2026-01.io.union:branch:";
 const HOST_PREFIX: &str = "nqn.2026-01.io.union:host:";
 
+/// What identities of keys for TLS begin with.
+const TLS_IDENTITY: &str = "NVMe0R01 ";
+
 /// The longest NQN, in bytes (NVM Express base specification, "NVMe Qualified Names").
 const NQN_MAX: usize = 223;
 
@@ -43,9 +46,21 @@ pub(super) fn uuid(id: &ExportId) -> String {
     digest_uuid(&format!("namespace of {} {}", id.branch, id.generation))
 }
 
-/// The serial number of a branch's subsystem.
-pub(super) fn serial(id: &ExportId) -> String {
-    hex(&format!("serial of {} {}", id.branch, id.generation), SERIAL_MAX / 2)
+/// The serial number of a branch's subsystem: another where it is encrypted, so that the one is never taken for the other.
+pub(super) fn serial(id: &ExportId, encrypted: bool) -> String {
+    let kind = if encrypted { "encrypted serial" } else { "serial" };
+    hex(&format!("{kind} of {} {}", id.branch, id.generation), SERIAL_MAX / 2)
+}
+
+/// Under what both ends of a connection know its key: the kernels' own form (6.12: version 0, a key that is kept, SHA-256).
+pub(super) fn tls_identity(host: &str, subsystem: &str) -> String {
+    format!("{TLS_IDENTITY}{host} {subsystem}")
+}
+
+/// The subsystem of such an identity, if it is of this driver.
+pub(super) fn of_tls_identity(identity: &str) -> Option<&str> {
+    let (host, subsystem) = identity.strip_prefix(TLS_IDENTITY)?.split_once(' ')?;
+    (is_host(host) && subsystem.starts_with(BRANCH_PREFIX)).then_some(subsystem)
 }
 
 /// An NQN that is a node of this driver.
@@ -131,9 +146,19 @@ mod tests {
     fn uuid_and_serial_are_of_one_branch_and_generation_only() {
         let ids = [id("a", 1), id("a", 2), id("a-1", 1), id("b", 1)];
         assert_eq!(ids.iter().map(uuid).collect::<BTreeSet<_>>().len(), ids.len());
-        assert_eq!(ids.iter().map(serial).collect::<BTreeSet<_>>().len(), ids.len());
+        let serials: BTreeSet<_> = ids.iter().flat_map(|i| [serial(i, false), serial(i, true)]).collect();
+        assert_eq!(serials.len(), 2 * ids.len());
         assert_eq!(uuid(&id("a", 1)), uuid(&id("a", 1)));
-        assert!(ids.iter().all(|i| serial(i).len() == SERIAL_MAX));
+        assert!(serials.iter().all(|serial| serial.len() == SERIAL_MAX));
+    }
+
+    #[test]
+    fn an_identity_of_a_key_tells_its_subsystem_and_those_of_others_none() {
+        let (host, nqn) = (trial_host(), subsystem(&id("a", 1)).unwrap());
+        assert_eq!(of_tls_identity(&tls_identity(&host, &nqn)), Some(nqn.as_str()));
+        for other in ["NVMe0R01 nqn.a nqn.b", "NVMe1R01 nqn.a nqn.b", "", "NVMe0R01 "] {
+            assert_eq!(of_tls_identity(other), None, "{other}");
+        }
     }
 
     #[test]

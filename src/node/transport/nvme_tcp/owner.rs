@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use super::plan::{self, Keys, Refusal, Wanted};
+use super::tls::Tls;
 use super::{NAMESPACE, abilities, kernel, names};
 use crate::domain::{BranchId, Bytes};
 use crate::node::transport::{
@@ -23,13 +24,47 @@ pub struct NvmeOwner {
     host: Host,
     nvme: Nvme,
     listeners: Vec<SocketAddr>,
+    /// What encrypted exports need; `None`: there are none here.
+    encrypted: Option<(Vec<SocketAddr>, Tls)>,
 }
 
 impl NvmeOwner {
     /// Exports at all of `listeners`, the node's addresses on the storage network; the first one is what endpoints tell.
     #[must_use]
     pub fn new(host: &Host, nvme: Nvme, listeners: Vec<SocketAddr>) -> Self {
-        Self { host: host.clone(), nvme, listeners }
+        Self { host: host.clone(), nvme, listeners, encrypted: None }
+    }
+
+    /// Exports at those what is to be encrypted.
+    #[must_use]
+    pub fn encrypting(self, listeners: Vec<SocketAddr>, tls: Tls) -> Self {
+        Self { encrypted: Some((listeners, tls)), ..self }
+    }
+
+    fn listeners(&self, encrypted: bool) -> &[SocketAddr] {
+        match &self.encrypted {
+            Some((listeners, _)) if encrypted => listeners,
+            None if encrypted => &[],
+            _ => &self.listeners,
+        }
+    }
+
+    /// What connections of the branch are encrypted with.
+    fn tls(&self, id: &ExportId) -> Result<&Tls, TransportError> {
+        let none = || TransportError::Readable {
+            branch: id.branch.clone(),
+            reason: "this node encrypts nothing".to_owned(),
+        };
+        self.encrypted.as_ref().map(|(_, tls)| tls).ok_or_else(none)
+    }
+
+    /// Takes out the keys of connections that no more can be made.
+    fn forget_keys(&self, nqn: &str) {
+        if let Some((_, tls)) = &self.encrypted
+            && let Err(error) = tls.forget(nqn)
+        {
+            tracing::warn!(%error, nqn, "a key that is no longer used stays in the kernel's keyring");
+        }
     }
 
     fn view(&self) -> Result<TargetView, TransportError> {
@@ -52,7 +87,9 @@ impl NvmeOwner {
     /// Ends one of the branch's exports.
     fn end(&self, what: &str, branch: &BranchId, nqn: &str) -> Result<(), TransportError> {
         // Who is allowed elsewhere keeps its key.
-        self.apply(what, &plan::end(&self.view_of(branch, Part::Allowed)?, nqn))
+        self.apply(what, &plan::end(&self.view_of(branch, Part::Allowed)?, nqn))?;
+        self.forget_keys(nqn);
+        Ok(())
     }
 
     fn apply(&self, what: &str, steps: &[Step]) -> Result<(), TransportError> {
@@ -128,14 +165,15 @@ impl NvmeOwner {
         Ok(())
     }
 
-    fn wanted(&self, id: &ExportId, path: &str) -> Result<Wanted, TransportError> {
+    fn wanted(&self, id: &ExportId, path: &str, encrypted: bool) -> Result<Wanted, TransportError> {
         Ok(Wanted {
             nqn: names::subsystem(id)?,
-            serial: names::serial(id),
+            serial: names::serial(id, encrypted),
             model: MODEL,
             path: path.to_owned(),
             uuid: names::uuid(id),
-            listeners: self.listeners.clone(),
+            listeners: self.listeners(encrypted).to_vec(),
+            encrypted,
         })
     }
 
@@ -160,7 +198,7 @@ impl Owner for NvmeOwner {
     fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError> {
         const ACTION: &str = "export a branch over NVMe/TCP";
         let unable = |reason: String| TransportError::Unable { action: ACTION, reason };
-        let Source::Image { path: image, write_through } = source else {
+        let Source::Image { path: image, write_through, encrypted } = source else {
             return Err(unable("it is a directory, and only images go over NVMe".to_owned()));
         };
         let path = image.to_str().filter(|p| p.starts_with('/') && !p.contains('\n')).ok_or_else(|| {
@@ -169,10 +207,13 @@ impl Owner for NvmeOwner {
                 image.display()
             ))
         })?;
-        let Some(first) = self.listeners.first() else {
+        if *encrypted {
+            self.tls(id)?.ready(&id.branch)?;
+        }
+        let Some(first) = self.listeners(*encrypted).first() else {
             return Err(unable("this node has no address on the storage network".to_owned()));
         };
-        let wanted = self.wanted(id, path)?;
+        let wanted = self.wanted(id, path, *encrypted)?;
         abilities::prepare_owner(&self.nvme)?;
         let _lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"))?;
         let view = self.view_of(&id.branch, Part::Nothing)?;
@@ -186,7 +227,7 @@ impl Owner for NvmeOwner {
             self.ensure_written_through(image)?;
         }
         for (_, nqn) in &standing {
-            if *nqn != wanted.nqn || !plan::sound(&view.subsystems[nqn], &wanted) {
+            if *nqn != wanted.nqn || !plan::sound(&view, &wanted) {
                 self.end("end an export", &id.branch, nqn)?;
             }
         }
@@ -209,10 +250,7 @@ impl Owner for NvmeOwner {
         if !names::is_host(&peer.identity) || peer.identity.contains('/') {
             return Err(unable("what it calls itself is no name of a node of this driver"));
         }
-        if secret.is_some_and(|s| !s.is_well_formed()) {
-            return Err(unable("its key is not of the form DHHC-1:NN:BASE64:"));
-        }
-        let keys = secret.map(|s| Keys { peer: s.0.clone(), owner: s.of_owner().0 });
+        let keys = secret.map(|s| Keys { peer: s.chap().to_owned(), owner: s.chap_of_owner() });
         let nqn = names::subsystem(id)?;
         let absent = || TransportError::Absent { branch: id.branch.clone(), what: "exported" };
         let _lock = self.nvme.lock_target().map_err(|e| match e.is_missing() {
@@ -222,6 +260,19 @@ impl Owner for NvmeOwner {
         let mut view = self.view_of(&id.branch, Part::Nothing)?;
         if keys.is_none() && view.hosts.get(&peer.identity).is_some_and(|host| !host.key.is_empty()) {
             view = self.view_of(&id.branch, Part::Allowed)?;
+        }
+        let standing = view.subsystems.get(&nqn).map(|subsystem| subsystem.serial == names::serial(id, true));
+        match standing {
+            Some(true) => {
+                let tls = self.tls(id)?;
+                tls.ready(&id.branch)?;
+                tls.keep(&id.branch, &peer.identity, &nqn, secret)?;
+            }
+            Some(false) if secret.is_some_and(|secret| secret.tls().is_some()) => {
+                let reason = "it is exported as it is: detach its volume".to_owned();
+                return Err(TransportError::Readable { branch: id.branch.clone(), reason });
+            }
+            Some(false) | None => {}
         }
         let steps =
             plan::admit(&view, &nqn, &peer.identity, keys.as_ref()).map_err(|refusal| match refusal {
@@ -246,9 +297,10 @@ impl Owner for NvmeOwner {
                 continue;
             }
             let path = subsystem.namespaces.get(&NAMESPACE).map(|n| n.path.clone()).unwrap_or_default();
-            let wanted = self.wanted(&id, &path)?;
+            let encrypted = subsystem.serial == names::serial(&id, true);
+            let wanted = self.wanted(&id, &path, encrypted)?;
             // What was half made, or not as this driver makes it, is for the next export to make anew.
-            let whole = plan::sound(subsystem, &wanted);
+            let whole = plan::sound(&view, &wanted) && !wanted.listeners.is_empty();
             self.end("fence a node", &id.branch, &nqn)?;
             if whole {
                 self.build(&id.branch, &wanted)?;
@@ -317,7 +369,8 @@ impl NvmeOwner {
             let serves = subsystem.namespaces.get(&NAMESPACE).is_some_and(|n| n.enabled);
             let linked =
                 || view.ports.values().filter(|p| p.linked.contains(nqn)).filter_map(|p| p.listens());
-            let preferred = self.listeners.iter().copied().find(|l| linked().any(|p| p == *l));
+            let encrypted = subsystem.serial == names::serial(&id, true);
+            let preferred = self.listeners(encrypted).iter().copied().find(|l| linked().any(|p| p == *l));
             let address = preferred.or_else(|| linked().next()).filter(|_| serves);
             let endpoint = address.map(|address| Endpoint { address, name: nqn.clone() });
             found.push(Exported {

@@ -6,12 +6,15 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::{NAMESPACE, names};
-use crate::platform::nvme::target::{Port, Step, Subsystem, TargetView};
+use crate::platform::nvme::target::{Port, Step, TargetView};
 
 /// Listeners of this driver have numbers from here: those of other users of the target begin at 1.
 const FIRST_PORT: u16 = 21_700;
 /// How many there may be; one for each address of the storage network.
 const PORTS: u16 = 64;
+
+/// One after them, that nothing is ever linked to.
+pub(super) const TRIAL_PORT: u16 = FIRST_PORT + PORTS;
 
 /// An export as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +26,8 @@ pub(super) struct Wanted {
     pub(super) path: String,
     pub(super) uuid: String,
     pub(super) listeners: Vec<SocketAddr>,
+    /// By listeners that take encrypted connections only.
+    pub(super) encrypted: bool,
 }
 
 /// What a peer proves, and what the owner proves to it.
@@ -43,12 +48,15 @@ pub(super) enum Refusal {
     KeyedElsewhere,
 }
 
-/// The subsystem has what was wanted, and takes requests wherever it is linked.
-pub(super) fn sound(subsystem: &Subsystem, wanted: &Wanted) -> bool {
+/// The subsystem has what was wanted, takes requests wherever it is linked, and is linked to listeners of the right kind only.
+pub(super) fn sound(view: &TargetView, wanted: &Wanted) -> bool {
+    let Some(subsystem) = view.subsystems.get(&wanted.nqn) else { return false };
+    let mut linked = view.ports.values().filter(|port| port.linked.contains(&wanted.nqn));
     let only = subsystem.namespaces.len() == 1;
     let namespace = subsystem.namespaces.get(&NAMESPACE);
     !subsystem.allow_any_host
         && subsystem.serial == wanted.serial
+        && linked.all(|port| port.encrypts == wanted.encrypted)
         && only
         && namespace
             .is_some_and(|n| n.enabled && !n.buffered && n.path == wanted.path && n.uuid == wanted.uuid)
@@ -76,7 +84,7 @@ pub(super) fn build(view: &TargetView, wanted: &Wanted) -> Option<Vec<Step>> {
     }
     let mut taken = Vec::new();
     for listener in &wanted.listeners {
-        let (number, mut prepare) = port(view, *listener, &taken)?;
+        let (number, mut prepare) = port(view, *listener, wanted.encrypted, &taken)?;
         taken.push(number);
         steps.append(&mut prepare);
         let linked = view.ports.get(&number).is_some_and(|p| p.linked.contains(&wanted.nqn));
@@ -88,10 +96,11 @@ pub(super) fn build(view: &TargetView, wanted: &Wanted) -> Option<Vec<Step>> {
 }
 
 /// The number of the listener at this address, and the steps that make it.
-fn port(view: &TargetView, listener: SocketAddr, taken: &[u16]) -> Option<(u16, Vec<Step>)> {
+fn port(view: &TargetView, listener: SocketAddr, encrypted: bool, taken: &[u16]) -> Option<(u16, Vec<Step>)> {
     let ours = FIRST_PORT..FIRST_PORT + PORTS;
     let free = |n: &u16| !taken.contains(n);
-    let there = |n: &u16| view.ports.get(n).and_then(Port::listens) == Some(listener);
+    let there =
+        |n: &u16| view.ports.get(n).is_some_and(|p| p.listens() == Some(listener) && p.encrypts == encrypted);
     if let Some(number) = ours.clone().filter(free).find(there) {
         return Some((number, Vec::new()));
     }
@@ -103,13 +112,21 @@ fn port(view: &TargetView, listener: SocketAddr, taken: &[u16]) -> Option<(u16, 
     let address = listener.ip().to_string();
     let service = listener.port().to_string();
     let write = |name: &str, value: &str| Step::Write(at.join(name), value.to_owned());
-    let steps = vec![
+    let mut steps = Vec::new();
+    // One that encrypted is made anew: kernels without TLS have nothing to take that back with.
+    if view.ports.get(&number).is_some_and(|p| p.encrypts) {
+        steps.push(Step::Remove(at.clone()));
+    }
+    steps.extend([
         Step::Make(at.clone()),
         write("addr_trtype", "tcp"),
         write("addr_adrfam", family),
         write("addr_traddr", &address),
         write("addr_trsvcid", &service),
-    ];
+    ]);
+    if encrypted {
+        steps.extend([write("addr_tsas", "tls1.3"), write("addr_treq", "required")]);
+    }
     Some((number, steps))
 }
 

@@ -109,6 +109,7 @@ pub(super) fn branch() -> Rules {
         "thin",
         "acceptUnenforced",
         "writeThrough",
+        "encrypted",
     ];
     let access = rule(
         "!has(oldSelf.access) || (has(self.access) && (self.access == oldSelf.access || \

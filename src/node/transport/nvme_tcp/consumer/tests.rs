@@ -24,17 +24,18 @@ fn consumer(root: &std::path::Path) -> NvmeConsumer {
 
 #[test]
 fn a_connection_asks_for_what_was_measured() {
-    let options = connect_options(&identity(), &endpoint(), None, Patience::Wait);
+    let options = connect_options(&identity(), &endpoint(), None, None, Patience::Wait);
     let line = options.iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>().join(",");
     for part in ["traddr=fd00::1,", "trsvcid=4420,", "reconnect_delay=2,ctrl_loss_tmo=-1,keep_alive_tmo=5"] {
         assert!(line.contains(part), "{line}");
     }
-    assert!(!line.contains("dhchap") && !line.contains('\n'));
+    assert!(!line.contains("dhchap") && !line.contains("tls") && !line.contains('\n'));
     let key = generate();
-    let options = connect_options(&identity(), &endpoint(), Some(&key), Patience::Wait);
+    let options = connect_options(&identity(), &endpoint(), Some(&key), Some(KeySerial(77)), Patience::Wait);
     let of = |name: &str| options.iter().find(|(k, _)| *k == name).map(|(_, v)| v.clone());
-    assert_eq!(of("dhchap_secret"), Some(key.0.clone()));
-    assert!(of("dhchap_ctrl_secret").is_some_and(|k| k != key.0), "each direction has its own key");
+    assert_eq!(of("dhchap_secret"), Some(key.chap().to_owned()));
+    assert!(of("dhchap_ctrl_secret").is_some_and(|k| k != key.chap()), "each direction has its own key");
+    assert_eq!((of("tls").as_deref(), of("tls_key").as_deref()), (Some(""), Some("77")));
 }
 
 #[test]
@@ -73,16 +74,23 @@ fn each_errno_of_connecting_means_one_thing() {
 }
 
 #[test]
-fn an_endpoint_of_another_branch_or_a_key_that_is_none_is_refused_before_anything_is_sent() {
+fn an_endpoint_of_another_branch_is_refused_before_anything_is_sent() {
     let dir = tempfile::tempdir().unwrap();
     let consumer = consumer(dir.path());
     let mut other = id();
     other.generation = Generation(4);
     let foreign = consumer.attach(&other, &endpoint(), None, Patience::Wait).unwrap_err();
     assert!(matches!(foreign, TransportError::Foreign { .. }), "{foreign}");
-    let key = Secret("x,nqn=other".into());
-    let bad = consumer.attach(&id(), &endpoint(), Some(&key), Patience::Wait).unwrap_err();
-    assert!(matches!(bad, TransportError::Unable { .. }), "{bad}");
+}
+
+#[test]
+fn what_is_to_be_encrypted_is_not_attached_by_a_node_that_encrypts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let consumer = consumer(dir.path());
+    let readable = consumer.tls_key(&id(), &endpoint(), Some(&generate())).unwrap_err();
+    assert!(matches!(readable, TransportError::Readable { .. }), "{readable}");
+    let plain = generate().without_tls();
+    assert_eq!(consumer.tls_key(&id(), &endpoint(), Some(&plain)).unwrap(), None);
 }
 
 #[test]

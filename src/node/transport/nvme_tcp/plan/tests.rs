@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::platform::nvme::target::{HostEntry, Namespace};
+use crate::platform::nvme::target::{HostEntry, Namespace, Subsystem};
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Model(TargetView);
@@ -76,6 +76,9 @@ impl Model {
                     "addr_adrfam" => port.family = value.clone(),
                     "addr_traddr" => port.address = value.clone(),
                     "addr_trsvcid" => port.service = value.clone(),
+                    "addr_tsas" if port.transport != "tcp" => return Err("EINVAL".into()),
+                    "addr_tsas" => {}
+                    "addr_treq" => port.encrypts = value == "required",
                     _ => return Err("ENOENT".into()),
                 }
             }
@@ -151,7 +154,7 @@ impl Model {
     /// What the owner does to export: end what is not sound, then build.
     fn export(&mut self, wanted: &Wanted, stop_after: Option<usize>) -> bool {
         let mut left = stop_after.unwrap_or(usize::MAX);
-        let unsound = self.0.subsystems.get(&wanted.nqn).is_some_and(|s| !sound(s, wanted));
+        let unsound = self.0.subsystems.contains_key(&wanted.nqn) && !sound(&self.0, wanted);
         let ending = if unsound { end(&self.0, &wanted.nqn) } else { Vec::new() };
         for step in ending {
             if left == 0 {
@@ -179,6 +182,7 @@ fn wanted(nqn: &str) -> Wanted {
         path: format!("/pool/{nqn}/image"),
         uuid: format!("uuid of {nqn}"),
         listeners: vec!["10.0.0.1:4420".parse().unwrap(), "[fd00::1]:4420".parse().unwrap()],
+        encrypted: false,
     }
 }
 
@@ -201,7 +205,7 @@ fn exported(names: &[&str]) -> Model {
 #[test]
 fn an_export_is_made_once_and_then_left_alone() {
     let model = exported(&["a"]);
-    assert!(sound(&model.0.subsystems["a"], &wanted("a")));
+    assert!(sound(&model.0, &wanted("a")));
     assert_eq!(model.0.ports.values().filter(|p| p.linked.contains("a")).count(), 2);
     assert_eq!(build(&model.0, &wanted("a")), Some(Vec::new()));
 }
@@ -238,7 +242,7 @@ fn an_end_that_was_interrupted_after_any_step_can_be_finished_or_turned_into_an_
 
         model.export(&wanted("a"), None);
         let subsystem = &model.0.subsystems["a"];
-        assert!(sound(subsystem, &wanted("a")), "stopped after {stopped_at}");
+        assert!(sound(&model.0, &wanted("a")), "stopped after {stopped_at}");
         let was_fenced = stopped_at > steps.iter().position(|s| matches!(s, Step::Remove(_))).unwrap();
         assert!(!was_fenced || subsystem.allowed.is_empty(), "a fence that got past the namespace holds");
     }
@@ -276,7 +280,7 @@ fn a_tree_of_another_image_or_open_to_everybody_is_not_taken_for_the_export() {
     for (what, change) in changes {
         let mut model = good.clone();
         change(model.0.subsystems.get_mut("a").unwrap());
-        assert!(!sound(&model.0.subsystems["a"], &wanted("a")), "{what}");
+        assert!(!sound(&model.0, &wanted("a")), "{what}");
         model.export(&wanted("a"), None);
         assert_eq!(model, good, "{what}");
     }
@@ -350,6 +354,47 @@ fn listeners_are_shared_kept_apart_from_those_of_others_and_set_anew_when_idle()
     model.export(&wanted("a"), None);
     assert!(model.0.ports[&1].linked.is_empty(), "not ours");
     assert_eq!(model.0.ports.values().filter(|p| p.linked.contains("a")).count(), 2);
+}
+
+#[test]
+fn what_is_encrypted_is_at_listeners_that_encrypt_and_nothing_else_is() {
+    let secret = |nqn: &str| Wanted {
+        encrypted: true,
+        serial: format!("encrypted serial of {nqn}"),
+        listeners: vec!["10.0.0.1:4421".parse().unwrap()],
+        ..wanted(nqn)
+    };
+    let mut model = exported(&["a"]);
+    model.export(&secret("b"), None);
+    model.export(&secret("c"), None);
+    let at = |model: &Model, nqn: &str| -> Vec<bool> {
+        model.0.ports.values().filter(|p| p.linked.contains(nqn)).map(|p| p.encrypts).collect()
+    };
+    assert_eq!((at(&model, "a"), at(&model, "b")), (vec![false; 2], vec![true]));
+    assert_eq!(model.0.ports.len(), 3, "b and c share one");
+    // One is not taken for the other, whichever it was.
+    for changed in [secret("a"), wanted("b")] {
+        assert!(!sound(&model.0, &changed));
+        model.export(&changed, None);
+        assert!(
+            sound(&model.0, &changed) && at(&model, &changed.nqn).iter().all(|e| *e == changed.encrypted)
+        );
+    }
+    // Somebody opened another way to it.
+    let plain = *model.0.ports.iter().find(|(_, p)| !p.encrypts).unwrap().0;
+    model.0.ports.get_mut(&plain).unwrap().linked.insert("c".to_owned());
+    assert!(!sound(&model.0, &secret("c")));
+    model.export(&secret("c"), None);
+    assert_eq!(at(&model, "c"), [true]);
+}
+
+#[test]
+fn a_listener_that_encrypted_and_is_idle_is_made_anew_for_others() {
+    let mut model = Model::default();
+    let idle = Port { encrypts: true, transport: "tcp".to_owned(), ..Port::default() };
+    model.0.ports.insert(FIRST_PORT, idle);
+    model.export(&wanted("a"), None);
+    assert!(sound(&model.0, &wanted("a")) && !model.0.ports[&FIRST_PORT].encrypts);
 }
 
 #[test]
