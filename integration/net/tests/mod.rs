@@ -8,6 +8,7 @@ mod cluster_life;
 mod cluster_off;
 mod cluster_random;
 mod cluster_shared;
+mod cluster_tls;
 mod cluster_write_through;
 mod network;
 mod nfs;

@@ -23,9 +23,9 @@ use crate::support::{Result, Running};
 pub(super) const SOME: usize = 20;
 
 /// How long links are cut, and machines off, at least.
-const OUTAGE: Duration = Duration::from_secs(12);
+pub(super) const OUTAGE: Duration = Duration::from_secs(12);
 
-const LOG: &str = "log";
+pub(super) const LOG: &str = "log";
 
 pub(super) fn log() -> Vec<String> {
     vec![LOG.to_owned()]
