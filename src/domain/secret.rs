@@ -4,7 +4,7 @@
 //! One key is made and kept for a consumer and an owner. The consumer proves that it has it; what the owner proves in turn is
 //! a second key made from the first, because one key for both directions would let a stranger answer with what it was asked.
 //!
-//! The key for TLS is another: on a consumer everybody may read what its kernel proves to have (`dhchap_secret` in sysfs).
+//! The key for TLS is another: what a consumer proves to have its kernel shows in sysfs (`dhchap_secret`), at first to everybody.
 
 use std::fmt;
 

@@ -126,6 +126,8 @@ fn cluster_tls_hides_a_branch_from_the_network_through_the_death_of_agents_and_m
         assert_eq!(frames_with(cluster, a, &data)?, 0, "with it none is");
         assert_eq!(listener(b.machine)?, ("4421".to_owned(), "tls1.3 required".to_owned()));
         assert!(!try_plain(cluster.machine("c"), b.machine)?, "nobody gets in without TLS");
+        let modes = a.machine.run("stat -c %a /sys/class/nvme/nvme*/dhchap{,_ctrl}_secret | sort -u")?;
+        assert_eq!(modes, "600", "a pod that sees sysfs reads no key");
         kept_secret(cluster)?;
 
         let mut writer = a.write(&volume, "pod", "x", &log())?;

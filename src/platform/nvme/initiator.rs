@@ -280,6 +280,24 @@ impl Nvme {
         Ok(())
     }
 
+    /// Hides from everybody but root what a connection proves to have: the kernel shows it to all (`dhchap_secret`, mode 0644), and
+    /// sysfs is seen in containers. chmod(2); what this kernel does not have, or is gone, is hidden already.
+    ///
+    /// # Errors
+    /// The errno of the call.
+    pub fn hide_keys(&self, controller: &str) -> Result<()> {
+        let at = self.files.sys.join("class/nvme").join(controller);
+        for name in ["dhchap_secret", "dhchap_ctrl_secret"] {
+            let path = at.join(name);
+            self.host.enter("chmod", &path)?;
+            present(
+                rustix::fs::chmod(&path, rustix::fs::Mode::from_raw_mode(0o600))
+                    .map_err(failed("chmod", &path)),
+            )?;
+        }
+        Ok(())
+    }
+
     /// Something has the device open for itself: a mount, an array (open(2) with `O_EXCL`). Only for a device that answers.
     ///
     /// # Errors

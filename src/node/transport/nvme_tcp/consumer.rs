@@ -133,6 +133,15 @@ impl NvmeConsumer {
         }
     }
 
+    /// Nobody but root sees what is proven to the owner. What stays seen is no reason to go without the branch.
+    fn hide_keys(&self, controllers: &[Controller]) {
+        for controller in controllers {
+            if let Err(error) = self.nvme.hide_keys(&controller.name) {
+                tracing::warn!(%error, controller = controller.name, "everybody on this node can read a key from sysfs");
+            }
+        }
+    }
+
     /// Waits for the connection to be live and its device to be there, and for the right one.
     fn appear(
         &self,
@@ -344,6 +353,9 @@ impl Consumer for NvmeConsumer {
             made = self.connect(id, endpoint, secret, patience)?;
         } else {
             self.set_patience(id, patience)?;
+        }
+        if secret.is_some() {
+            self.hide_keys(&self.made(&nqn, made.as_deref())?);
         }
         let attached = self.appear(id, endpoint, made.as_deref());
         if let (Err(_), Some(name)) = (&attached, made)

@@ -118,3 +118,15 @@ fn of_one_subsystem_only_its_own_connections_are_told_and_of_all_each_device_wit
     let all: Vec<_> = devices.iter().map(|d| (d.name.as_str(), d.nqn.as_str())).collect();
     assert_eq!(all, [("nvme1n1", "nqn.a"), ("nvme2n1", "nqn.b")]);
 }
+
+#[test]
+fn what_a_connection_proves_to_have_is_hidden_from_all_but_root() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let nvme = Nvme::at(&Host::new(), KernelFiles::below(dir.path()));
+    nvme.hide_keys("nvme0").unwrap();
+    let path = dir.path().join("sys/class/nvme/nvme0/dhchap_secret");
+    put(dir.path(), "sys/class/nvme/nvme0/dhchap_secret", "secret");
+    nvme.hide_keys("nvme0").unwrap();
+    assert_eq!(std::fs::metadata(path).unwrap().permissions().mode() & 0o777, 0o600);
+}
