@@ -112,6 +112,19 @@ impl<O: Overhead> Planner<'_, O> {
         Planner::new(self.scale.overhead, &request, self.policy, pools).feasible().then_some(why)
     }
 
+    /// What the class asks of the network, where nodes do not reach each other's branches; nothing where it asks for nothing.
+    fn demand(&self) -> &'static str {
+        if self.filters.tie() != Some(Tie::Isolated) {
+            ""
+        } else if self.policy.requires_encryption() {
+            " (the class requires encryption, and nodes that cannot encrypt do not reach each other's branches)"
+        } else if self.policy.requires_authentication() {
+            " (the class requires authentication, and nodes that cannot prove who they are do not reach each other's branches)"
+        } else {
+            ""
+        }
+    }
+
     /// Several nodes are to write it, so that it has one branch.
     fn one_for_writers(&self) -> bool {
         self.request.sharing == Sharing::ManyWriters && self.filters.tie().is_none()
@@ -133,7 +146,8 @@ impl<O: Overhead> Planner<'_, O> {
         if usize::try_from(minimum).unwrap_or(usize::MAX) > most && minimum > 1 {
             let place = if self.filters.tie().is_some() { " on one node" } else { "" };
             return format!(
-                "minBranches {minimum} needs as many filesystems{place}, and only {most} can be used"
+                "minBranches {minimum} needs as many filesystems{place}, and only {most} can be used{}",
+                self.demand()
             );
         }
         let smallest = self.smallest();
@@ -170,7 +184,7 @@ impl<O: Overhead> Planner<'_, O> {
             } else {
                 format!("the largest volume that fits {there} now is {}", largest.shown())
             };
-            return format!("{size} {fits}, and {why}: {room}");
+            return format!("{size} {fits}, and {why}{}: {room}", self.demand());
         }
         if largest.is_zero() {
             return format!("{size} does not fit: there is no room for any volume now");

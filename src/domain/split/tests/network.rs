@@ -421,3 +421,20 @@ proptest! {
         prop_assert_eq!(with.ok(), Planner::new(&shape, &request, &policy, &pools).plan().ok());
     }
 }
+
+#[test]
+fn a_class_whose_demands_keep_nodes_apart_is_told_so() {
+    use crate::domain::policy::{Authentication, Encryption};
+    let pools = [pool("a", "p", Bytes::gib(12)), pool("b", "p", Bytes::gib(12))];
+    // They reach each other, and can neither encrypt nor prove who they are.
+    let reached = network(&[("a", ALL), ("b", ALL)]);
+    let encrypted = Policy { encryption: Encryption::Required, ..Policy::default() };
+    let authenticated = Policy { authentication: Authentication::Required, ..Policy::default() };
+    for (policy, said) in [(encrypted, "requires encryption"), (authenticated, "requires authentication")] {
+        let two = Policy { min_branches: 2, ..policy.clone() };
+        for (size, policy) in [(16, &policy), (8, &two)] {
+            let refusal = refused(&request(Bytes::gib(size)), policy, &pools, &reached.under(policy));
+            assert!(refusal.reason.contains(said), "{}", refusal.reason);
+        }
+    }
+}
