@@ -208,7 +208,8 @@ impl Core {
                                 Ok(slot.hints().orders.get(&index).is_some_and(|order| order.refuses_writes))
                             }
                         };
-                        judge(view.at(&point), record.reader_only(), asked, refuses)
+                        let seen = judge(view.at(&point), record.reader_only(), asked, refuses);
+                        self.mendable(branch, seen)
                     }
                 });
                 let mut hints = slot.hints();
@@ -223,6 +224,19 @@ impl Core {
                 }
             })
             .collect()
+    }
+
+    /// An image of another node whose filesystem refuses writes takes them again when it is mounted anew, once its disk is
+    /// sound: it is lost until then. Of a directory that is up to its own node.
+    fn mendable(&self, branch: &StagedBranch, seen: BranchSeen) -> BranchSeen {
+        match seen {
+            BranchSeen::ReadOnly
+                if branch.spec.node != self.node && branch.spec.format == BranchFormat::Image =>
+            {
+                BranchSeen::Failed("it became read-only after an error of its disk".to_owned())
+            }
+            seen => seen,
+        }
     }
 
     /// How a branch of another node stands by its link alone; `None` where that says nothing against it. What a link does not
