@@ -255,6 +255,15 @@ impl Node<'_> {
         )
     }
 
+    /// What a kubelet does after a boot with directories of volumes that it has no more: it may have removed them just before its
+    /// node lost its power.
+    pub fn remove_empty_directories(&self) -> Result {
+        let script = format!(
+            "find {KUBELET}/plugins/kubernetes.io/csi/*/ {KUBELET}/pods -mindepth 1 -depth -type d -exec rmdir {{}} + 2>/dev/null || true"
+        );
+        self.machine.run(script).map(drop)
+    }
+
     /// What the driver tells of the volume: its usage and whether it is well.
     pub fn stats(&self, volume: &Volume, pod: &str) -> Result<Value> {
         let mut given = Self::given(volume);

@@ -403,6 +403,11 @@ impl<'a> Trial<'a> {
                 })
                 .collect()
         });
+        for node in (0..NODES.len()).filter(|node| world.boot(*node) > 0) {
+            if let Err(error) = world.node(node).remove_empty_directories() {
+                world.note(format!("{}: {error}", NODES[node]));
+            }
+        }
         let mut wrong = world.notes.into_inner().unwrap_or_else(PoisonError::into_inner);
         let over = begun.elapsed();
         wrong.extend(self.consoles.complaints(self.cluster));
