@@ -117,12 +117,12 @@ impl<'c> Union<'c> {
     /// One of each kind.
     fn all(cluster: &'c Cluster, lost: &str) -> Result<Vec<Self>> {
         Ok(vec![
-            Self::begin(cluster, "known-ext4", "96Mi", lost, json!({}))?,
+            Self::begin(cluster, "known-ext4", "48Mi", lost, json!({}))?,
             Self::begin(cluster, "known-xfs", "912Mi", lost, json!({"fsType": "xfs"}))?,
             Self::begin(
                 cluster,
                 "known-nfs",
-                "96Mi",
+                "48Mi",
                 lost,
                 json!({"branchFormat": "directory", "enforcement": "none"}),
             )?,
