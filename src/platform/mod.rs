@@ -18,6 +18,7 @@ pub mod file;
 pub mod fserror;
 pub mod fuse;
 pub mod holders;
+pub mod kernel_log;
 pub mod keyring;
 pub mod loopdev;
 pub mod memory;

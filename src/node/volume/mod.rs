@@ -69,6 +69,7 @@ use crate::node::keys::KeyFiles;
 use crate::node::transport::Transports;
 use crate::node::union::Unions;
 use crate::platform::fserror::FsErrors;
+use crate::platform::kernel_log::KernelLog;
 use crate::platform::process::ProcessId;
 use crate::platform::{Host, HostError};
 use crate::store::object::BranchSpec;
@@ -327,6 +328,11 @@ impl Volumes {
     /// [`FsErrors::take`].
     pub(in crate::node) fn fs_errors(&self) -> Option<std::os::fd::OwnedFd> {
         self.core.errors.as_ref()?.descriptor().ok()
+    }
+
+    /// The kernel's log from now on, if it may be read.
+    pub(in crate::node) fn kernel_log(&self) -> Option<KernelLog> {
+        self.core.host.kernel_log()
     }
 
     /// The MergerFS processes to be watched.
