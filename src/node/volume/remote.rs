@@ -1,6 +1,5 @@
 //! Branches on other nodes: which export to attach, decided from what the store and the kernel tell.
 
-use std::iter;
 use std::net::SocketAddr;
 
 use snafu::Snafu;
@@ -171,8 +170,11 @@ pub(super) fn aim(
     let mut end = Vec::new();
     let owner = &spec.node;
     let waits = || {
-        let hindered = order.hindered.iter().map(|reason| format!(": {reason}"));
-        not_yet(iter::once(NotYet::Opened { owner: owner.clone() }.to_string()).chain(hindered).collect())
+        let closed = NotYet::Opened { owner: owner.clone() };
+        not_yet(match &order.hindered {
+            Some(reason) => format!("{closed}: {reason}"),
+            None => closed.to_string(),
+        })
     };
     loop {
         let decision = decide(node, spec, order, &held);

@@ -256,7 +256,8 @@ impl Consumer for NfsConsumer {
         });
         let ours: Vec<_> = ours.collect();
         // What someone else unmounted is not kept alive.
-        self.held().retain(|held, _| ours.iter().any(|(id, _)| id == held));
+        let here: BTreeSet<&ExportId> = ours.iter().map(|(id, _)| id).collect();
+        self.held().retain(|held, _| here.contains(held));
         let answers = self.ask_all(ours.iter().map(|(_, target)| target.server).collect())?;
         let mut found = Vec::new();
         for (id, target) in ours {
