@@ -120,6 +120,12 @@ impl Agent {
         lines[lines.len().saturating_sub(60)..].join("\n")
     }
 
+    /// How many lines of its log have `text`.
+    pub fn log_count(&self, text: &str) -> usize {
+        let log = fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default();
+        log.lines().filter(|line| line.contains(text)).count()
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("a running agent").id()
     }

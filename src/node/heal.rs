@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use tokio::io::Interest;
@@ -17,11 +17,11 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::alarm::Alarm;
 use super::union::watch_exit;
 use super::volume::{Followed, News, Outcome, Volumes, to_follow};
 use crate::domain::VolumeId;
 use crate::platform::fserror::FsErrors;
-use crate::platform::kernel_log::KernelLog;
 use crate::platform::process::ProcessId;
 
 /// How often branches under a running MergerFS are asked whether they are well, at most: for so long, and the time to end
@@ -117,7 +117,8 @@ impl Healer {
         let mut next_glance = Instant::now();
         let mut next_sweep = Instant::now();
         let errors = self.volumes.fs_errors().and_then(waitable);
-        let log = self.volumes.kernel_log().and_then(waitable);
+        let mut alarm = Alarm::start(&self.volumes);
+        let mut ask_again = false;
         let (mut last_look, mut look_again) = (Instant::now(), false);
         self.watch();
         loop {
@@ -168,7 +169,7 @@ impl Healer {
                     Ok((failing, next)) => {
                         // At once, whatever pause they are in: another branch may be waited for.
                         self.due.extend(failing.into_iter().map(|volume| (volume, Instant::now())));
-                        next_glance = next;
+                        next_glance = if std::mem::take(&mut ask_again) { Instant::now() } else { next };
                     }
                     Err(error) => {
                         tracing::error!(error = %error, "a question to the branches ended early");
@@ -180,8 +181,12 @@ impl Healer {
                     next_look = next_look.min((Instant::now() + AFTER_ERROR).max(last_look + GLANCE_EVERY));
                     look_again = true;
                 }
-                // Which one it was, its branches tell when they are asked.
-                () = shutdown_told(log.as_ref()), if self.glances.is_empty() => next_glance = Instant::now(),
+                cut_off = Alarm::heard(alarm.as_mut()) => {
+                    self.due.extend(cut_off.into_iter().map(|volume| (volume, Instant::now())));
+                    // One that is under way may have asked before.
+                    ask_again = !self.glances.is_empty();
+                    next_glance = Instant::now();
+                }
                 () = tokio::time::sleep_until(next_look), if self.looks.is_empty() => {
                     let volumes = self.volumes.clone();
                     self.looks.spawn(async move { volumes.suspicious().await });
@@ -342,27 +347,8 @@ impl Healer {
     deprecated,
     reason = "its successor is unsafe for types that may change their descriptor; this one does not"
 )]
-fn waitable<T: AsRawFd>(of: T) -> Option<AsyncFd<T>> {
+fn waitable(of: OwnedFd) -> Option<AsyncFd<OwnedFd>> {
     AsyncFd::with_interest(of, Interest::READABLE).ok()
-}
-
-/// Returns when the kernel's log has told that a filesystem shuts down.
-async fn shutdown_told(log: Option<&AsyncFd<KernelLog>>) {
-    let Some(log) = log else { return std::future::pending().await };
-    while let Ok(mut ready) = log.readable().await {
-        let told = log.get_ref().take();
-        ready.clear_ready();
-        match told {
-            Ok(true) => return,
-            Ok(false) => {}
-            Err(error) => {
-                tracing::warn!(error = %error, "the kernel's log cannot be read");
-                break;
-            }
-        }
-    }
-    // The reactor is shutting down, or there is nothing to be heard.
-    std::future::pending().await
 }
 
 /// Returns when a filesystem has told of an error.

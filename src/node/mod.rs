@@ -9,11 +9,13 @@
 //! - [`union`]: joins attached branches: bind, overlayfs, or a supervised MergerFS process.
 //! - [`volume`]: staging and publishing, on top of all of them; what CSI calls.
 //! - [`keys`]: keys that it shares with other nodes, as its kernel was told them.
+//! - `alarm`: cuts unions off filesystems that fail, before anything else is done about it.
 //! - [`heal`]: finds what died and puts it back under running workloads.
 //!
 //! Mount state is read from the kernel each time, never from memory.
 
 pub mod access;
+mod alarm;
 pub mod branch;
 pub mod executor;
 pub mod handshake;

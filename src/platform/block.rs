@@ -212,6 +212,16 @@ fn btrfs_uuid(file: &File) -> io::Result<String> {
     uuid_text(out.fsid).ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
+impl Host {
+    /// The name that the kernel's messages have for a block device (`loop3`); `None` where it is none, or gone.
+    #[must_use]
+    pub fn block_name(&self, device: (u32, u32)) -> Option<String> {
+        let link = std::fs::read_link(format!("/sys/dev/block/{}:{}", device.0, device.1)).ok()?;
+        // sysfs cannot have slashes in names.
+        Some(link.file_name()?.to_str()?.replace('!', "/"))
+    }
+}
+
 /// The device node of major:minor: the kernel's own name, else udev's link.
 pub(super) fn block_node(major: u32, minor: u32) -> PathBuf {
     let uevent =

@@ -1,6 +1,7 @@
 //! FUSE connections (`/sys/fs/fuse/connections`, the filesystem fusectl).
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use super::mount::MountAttr;
@@ -9,7 +10,35 @@ use super::{Host, HostError, Result, failed};
 /// Where fusectl belongs; the directory is made by the kernel's fuse module.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
+/// A connection that can be aborted at once, at any later time. It is that connection and no other: when it is gone, its number
+/// may be another's, and nothing happens.
+#[derive(Debug)]
+pub struct FuseConnection(File);
+
+impl FuseConnection {
+    /// Every request fails with ENOTCONN or ECONNABORTED from now on.
+    ///
+    /// # Errors
+    /// What write(2) tells.
+    pub fn abort(&self) -> io::Result<()> {
+        (&self.0).write_all(b"1")
+    }
+}
+
 impl Host {
+    /// The connection of the mount whose device has this minor number; `None` where there is no such.
+    ///
+    /// # Errors
+    /// What mount(2) of fusectl or opening `abort` tells.
+    pub fn fuse_connection(&self, minor: u32) -> Result<Option<FuseConnection>> {
+        let file = self.connections()?.join(minor.to_string()).join("abort");
+        match File::options().write(true).open(&file) {
+            Ok(file) => Ok(Some(FuseConnection(file))),
+            Err(error) if is_absent(&error) => Ok(None),
+            Err(error) => Err(failed("open", &file)(error)),
+        }
+    }
+
     /// Ends a connection whose daemon hangs: every request fails with ENOTCONN or ECONNABORTED from now on. Mounts fusectl
     /// where it is not mounted. False where there is no such connection.
     ///

@@ -129,6 +129,14 @@ async fn no_record_is_hidden_or_shadowed_for_longer_than_a_moment_when_a_branch_
             println!("{fs_type}, round {round}: {seen}");
             assert!(seen.down.is_some(), "the union stays over a failed branch: {}", ground.told(&id));
             returns_whole(&ground, &id, &directory, since).await;
+            // XFS tells nobody but the kernel's log.
+            if fs_type == "xfs" && fs::File::open("/dev/kmsg").is_ok() {
+                assert_eq!(
+                    ground.agent.log_count("the union is cut off"),
+                    round + 1,
+                    "heard of in the kernel's log"
+                );
+            }
         }
         ground.down(&id).await;
         ground.assert_nothing_left().await;

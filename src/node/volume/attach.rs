@@ -392,6 +392,7 @@ impl Core {
     pub(super) fn let_go_remote(&self, record: &Record, branch: &StagedBranch) -> Result<(), VolumeError> {
         let volume = record.volume();
         let at = branch_mount(&self.records.directory(volume), branch.spec.index);
+        self.bound_last_writes(record, branch);
         self.flush(record, branch, &at)?;
         for _ in 0..MAX_STACKED {
             let unmounted = self.host.unmount_within(UNMOUNT_BOUND, &at, false);
@@ -419,6 +420,22 @@ impl Core {
             self.links.forget(remote.transport);
         }
         self.branches.ensure_detached(&branch.spec.id, &at, false).map_err(|e| VolumeError::branch(volume, e))
+    }
+
+    /// Has the kernel itself give the owner up after `branchTimeout`, where it can: nothing but this agent uses the branch any more,
+    /// and a thread that writes to a disk of another node cannot be killed. An agent that is killed meanwhile would else stay, and
+    /// its successor not begin, until the owner is back. Staging has it wait without end again.
+    fn bound_last_writes(&self, record: &Record, branch: &StagedBranch) {
+        let Some(remote) = &branch.remote else { return };
+        let id = ExportId { branch: branch.spec.id.clone(), generation: remote.generation };
+        let patience = Patience::GiveUpAfter(record.branch_timeout());
+        match self.transports.consumer(remote.transport).and_then(|c| c.set_patience(&id, patience)) {
+            // NFS waits so that it can be killed.
+            Ok(()) | Err(TransportError::Absent { .. } | TransportError::Unable { .. }) => {}
+            Err(error) => {
+                tracing::warn!(branch.id = %branch.spec.id, %error, "the kernel waits for its node for as long as it takes");
+            }
+        }
     }
 
     /// Has what was written last taken by the branch's owner, while the branch is still mounted and so seen by whoever asks next:

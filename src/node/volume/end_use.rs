@@ -114,6 +114,7 @@ impl Core {
         hints.process = None;
         hints.hung = None;
         hints.branches.clear();
+        hints.cut_off = None;
         drop(hints);
         self.changed.notify_one();
         if gone { Ok(()) } else { Err(format!("mergerfs (pid {}) was killed and does not end", process.pid)) }

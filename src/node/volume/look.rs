@@ -1,6 +1,8 @@
 //! Looking at volumes: what the kernel, the branches and the daemons tell of them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::diagnose::{Action, BranchSeen, Seen, UnionSeen, decide, facts, judge};
@@ -9,7 +11,7 @@ use super::links::{LinkSeen, VolumeLinks};
 use super::parallel::parallel;
 use super::record::{Phase, Record, StagedBranch, branch_mount};
 use super::remote::outdated;
-use super::slot::{Glanced, Slot};
+use super::slot::{CutOff, Glanced, Slot};
 use super::view::{Found, View};
 use super::{ANSWER_TIMEOUT, Core, DATA};
 use crate::domain::VolumeId;
@@ -93,7 +95,48 @@ impl Core {
                 tracing::debug!(volume.id = %record.volume(), error = %error, "errors of a branch's filesystem are not told");
             }
         }
-        slot.hints().branches = branches;
+        let cut_off = self.cut_off_of(record);
+        let mut hints = slot.hints();
+        hints.cut_off = cut_off;
+        hints.branches = branches;
+    }
+
+    /// How the volume's MergerFS can be cut off when a filesystem under it fails; `None` where that is not known.
+    fn cut_off_of(&self, record: &Record) -> Option<CutOff> {
+        let directory = self.records.directory(record.volume());
+        let view = self.view(record).ok()?;
+        let union = view.union_at(&record.union_mount(&directory), record.volume())?;
+        let connection = self.host.fuse_connection(union.device.1);
+        if let Err(error) = &connection {
+            tracing::debug!(volume.id = %record.volume(), error = %error, "its connection is not kept open");
+        }
+        let mut devices = BTreeSet::new();
+        for branch in record.serving() {
+            let Some(entry) = view.at(&branch_mount(&directory, branch.spec.index)) else { continue };
+            devices.extend(self.host.block_name(entry.device));
+            // An image reads what its pool's filesystem gives it.
+            let behind = self.host.loop_backing(entry.device).ok().flatten();
+            let pool = behind.and_then(|file| view.table().containing(&file).map(|entry| entry.device));
+            devices.extend(pool.and_then(|device| self.host.block_name(device)));
+        }
+        Some(CutOff { devices, connection: Arc::new(connection.ok()??) })
+    }
+
+    /// Cuts the unions off that run over a filesystem on this device: until they are taken down they would say of its files that
+    /// they do not exist. The volumes; each is to be repaired now.
+    pub(super) fn cut_off(&self, device: &str) -> Vec<VolumeId> {
+        let cut = self.slots.cut_off(device);
+        for (volume, outcome) in &cut {
+            match outcome {
+                Ok(()) => {
+                    tracing::warn!(volume.id = %volume, device, "the union is cut off: a filesystem under it shuts down")
+                }
+                Err(error) => {
+                    tracing::warn!(volume.id = %volume, device, error = %error, "the union cannot be cut off at once")
+                }
+            }
+        }
+        cut.into_iter().map(|(volume, _)| volume).collect()
     }
 
     fn is_suspicious(&self, volume: &VolumeId, view: &View) -> Result<bool, VolumeError> {

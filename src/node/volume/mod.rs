@@ -69,7 +69,6 @@ use crate::node::keys::KeyFiles;
 use crate::node::transport::Transports;
 use crate::node::union::Unions;
 use crate::platform::fserror::FsErrors;
-use crate::platform::kernel_log::KernelLog;
 use crate::platform::process::ProcessId;
 use crate::platform::{Host, HostError};
 use crate::store::object::BranchSpec;
@@ -330,9 +329,9 @@ impl Volumes {
         self.core.errors.as_ref()?.descriptor().ok()
     }
 
-    /// The kernel's log from now on, if it may be read.
-    pub(in crate::node) fn kernel_log(&self) -> Option<KernelLog> {
-        self.core.host.kernel_log()
+    /// Cuts the unions off, at once, that run over a filesystem on this device, as the kernel names it. The volumes.
+    pub(in crate::node) fn cut_off(&self, device: &str) -> Vec<VolumeId> {
+        self.core.cut_off(device)
     }
 
     /// The MergerFS processes to be watched.

@@ -293,6 +293,7 @@ impl Core {
         hints.hung = None;
         hints.process = None;
         hints.branches.clear();
+        hints.cut_off = None;
         if !gone {
             // Stuck in a disk that does not answer: its connection is aborted, it serves nobody any more.
             tracing::warn!(volume.id = %record.volume(), process.id = process.pid, "a killed mergerfs is still there");

@@ -1,6 +1,7 @@
 //! One volume at a time: locks, and what the healer remembers between two looks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::links::LinkSeen;
 use super::remote::Order;
 use crate::domain::{NodeName, VolumeId};
+use crate::platform::fuse::FuseConnection;
 use crate::platform::process::ProcessId;
 
 /// A volume's lock and hints. Hints are never the truth about mounts; losing them costs a later look.
@@ -29,6 +31,15 @@ pub(super) struct Glanced {
     pub(super) distant: bool,
 }
 
+/// How a running MergerFS is cut off as soon as a filesystem under it is known to have failed.
+#[derive(Clone, Debug)]
+pub(super) struct CutOff {
+    /// The devices of the filesystems that its branches lie on, as the kernel names them.
+    pub(super) devices: BTreeSet<String>,
+    /// Its connection.
+    pub(super) connection: Arc<FuseConnection>,
+}
+
 /// What was last seen of a volume.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Hints {
@@ -48,6 +59,8 @@ pub(super) struct Hints {
     pub(super) hung: Option<(Instant, u32)>,
     /// The branches that its MergerFS runs over.
     pub(super) branches: Vec<Glanced>,
+    /// For when one of them is told to have failed.
+    pub(super) cut_off: Option<CutOff>,
     /// One of them was just found to have failed: the MergerFS is ended before anything is looked at more closely.
     pub(super) over_failed: bool,
     /// Since when branches have not answered, by number, in the time that this machine has run.
@@ -97,6 +110,18 @@ impl Slots {
             asked.map(|glanced| (volume.clone(), glanced.clone())).collect::<Vec<_>>()
         };
         map.iter().flat_map(of).collect()
+    }
+
+    /// Aborts the connections of all unions over a filesystem on this device; those volumes.
+    pub(super) fn cut_off(&self, device: &str) -> Vec<(VolumeId, io::Result<()>)> {
+        let cut = |slot: &Slot| {
+            let mut hints = slot.hints();
+            let cut = hints.cut_off.take_if(|cut| cut.devices.contains(device))?;
+            hints.over_failed = true;
+            Some(cut.connection.abort())
+        };
+        let map = self.map();
+        map.iter().filter_map(|(volume, slot)| Some((volume.clone(), cut(slot)?))).collect()
     }
 
     /// The volumes some of whose branches lie on other nodes, and on which.

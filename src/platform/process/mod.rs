@@ -50,6 +50,14 @@ pub struct ProcessId {
 }
 
 impl Host {
+    /// Lets the calling thread run before all ordinary others (nice value -20, setpriority(2)); what it starts does so too.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_SYS_NICE`.
+    pub fn hurry_this_thread(&self) -> Result<()> {
+        rustix::process::setpriority_process(None, -20).map_err(failed("setpriority", "this thread"))
+    }
+
     /// A pidfd of the process (readable when it ends), or `None` where it is gone.
     ///
     /// # Errors

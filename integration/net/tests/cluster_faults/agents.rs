@@ -1,9 +1,13 @@
 //! Agents and the API server fail: data goes on without them.
 
+use std::thread;
+use std::time::Duration;
+
 use serde_json::json;
 
-use super::{LOG, SOME, ends, goes_on, leave, log, on_node, text};
-use crate::support::cluster::on_cluster;
+use super::{LOG, Pod, SOME, ends, goes_on, leave, log, on_node, text};
+use crate::support::Result;
+use crate::support::cluster::{BOUND, on_cluster};
 use crate::support::faults::{Fault, Told, record};
 
 #[test]
@@ -85,5 +89,42 @@ fn a_pod_notices_nothing_of_an_api_server_that_is_away() {
             },
         );
         leave(cluster, &volume, "a", "pod")
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn an_agent_that_is_killed_while_it_waits_for_another_node_is_gone_before_that_node_is_back() {
+    on_cluster(|cluster| {
+        let a = cluster.node("a");
+        let pods = Pod::both(cluster, "stuck", &json!({"branchTimeout": "20s"}))?;
+        let volumes: Vec<_> = pods.iter().map(|pod| pod.volume.clone()).collect();
+        for pod in pods {
+            // Not on its disk yet when the node is away.
+            a.machine
+                .run(format!("dd if=/dev/urandom of='{}/late' bs=64k count=32 2>/dev/null", pod.data))?;
+            ends(pod.writer)?;
+        }
+        cluster.net.cut("a", "b");
+        let ending =
+            volumes.iter().map(|volume| a.machine.start_command(a.unmounting(volume, &volume.claim), BOUND));
+        let ending = ending.collect::<Result<Vec<_>>>()?;
+        thread::sleep(Duration::from_secs(4));
+        let waits = a.machine.run("grep -l 'State:.D' /proc/$(cat /run/agent.pid)/task/*/status || true")?;
+        eprintln!("threads of the agent that nobody can kill: {}", waits.lines().count());
+        a.machine.run("kill -9 $(cat /run/agent.pid)")?;
+        a.machine.eventually(BOUND, "[ ! -e /proc/$(cat /run/agent.pid) ]")?;
+        drop(ending);
+        a.start_agent()?;
+        // The next one gives up what does not answer, and says so in its log.
+        for volume in &volumes {
+            a.machine.eventually(BOUND, a.unmounting(volume, &volume.claim))?;
+        }
+        cluster.net.heal("a", "b");
+        for volume in &volumes {
+            cluster.detach(volume, "a");
+            cluster.delete(volume);
+        }
+        Ok(())
     });
 }
