@@ -193,6 +193,9 @@ async fn serve(config: Config) -> Result<(), AppError> {
     });
 
     let result = tasks.run().await;
+    if let Some(node) = &node {
+        node.leave().await;
+    }
     tracing::info!("the agent has ended; mounted volumes stay mounted");
     result
 }

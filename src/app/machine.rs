@@ -54,7 +54,7 @@ impl Machine for LocalMachine {
     }
 
     fn abilities(&self) -> UnionAbilities {
-        self.node.as_ref().map(|node| node.unions.abilities().clone()).unwrap_or_default()
+        self.node.as_ref().map(|node| node.unions.abilities()).unwrap_or_default()
     }
 
     fn carried(&self) -> Carried {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use snafu::ResultExt;
 use tokio::sync::watch;
@@ -24,6 +25,9 @@ use crate::node::union::Unions;
 use crate::node::volume::{VolumeSettings, Volumes};
 use crate::platform::Host;
 use crate::store::Store;
+
+/// How long the end of what is exported may take, when the machine stops.
+const LEAVE_BOUND: Duration = Duration::from_secs(10);
 
 /// The parts of the role.
 pub(super) struct Node {
@@ -113,6 +117,19 @@ impl Node {
         // At the same time: a volume here may wait for a node that waits for this one.
         tokio::join!(self.executor.restore_exports(), self.volumes.recover());
         tracing::info!(seconds = begun.elapsed().as_secs_f64(), "volumes of the earlier agent taken over");
+    }
+
+    /// After everything else has ended: where the machine is about to stop, what it exports is withdrawn.
+    pub(super) async fn leave(&self) {
+        let (host, transports) = (self.host.clone(), self.transports.clone());
+        let withdrawn = tokio::task::spawn_blocking(move || {
+            if host.is_stopping() {
+                transports.withdraw();
+            }
+        });
+        if tokio::time::timeout(LEAVE_BOUND, withdrawn).await.is_err() {
+            tracing::warn!(seconds = LEAVE_BOUND.as_secs(), "exports are not withdrawn in time");
+        }
     }
 
     /// Answers the kernel's requests for TLS, which it makes for connections of an earlier agent too, and for those of the

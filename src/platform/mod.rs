@@ -34,6 +34,7 @@ pub mod quota;
 pub mod refusal;
 pub mod shutdown;
 pub mod space;
+mod system;
 pub mod tls;
 pub mod trial;
 pub mod xattr;

@@ -37,6 +37,32 @@ fn a_missing_mergerfs_is_told_with_a_remedy() {
 }
 
 #[test]
+fn a_mergerfs_that_comes_later_is_found_when_a_union_is_wanted() {
+    let mut machine = Machine::with_directories(2);
+    let real = machine.settings.path.clone();
+    let program = machine.scratch.join("later");
+    machine.settings.path = program.clone();
+    let unions = machine.agent();
+    assert!(unions.abilities().mergerfs_problem.is_some());
+    let paths = std::env::var_os("PATH").expect("PATH");
+    let mut found = std::env::split_paths(&paths).map(|directory| directory.join(&real));
+    let found = found.find(|path| path.is_file()).expect("mergerfs");
+    std::os::unix::fs::symlink(found, &program).expect("a link");
+    unions.ensure(&machine.spec()).expect_err("it is not tested for each call");
+    until_it_is_tested_again();
+    let running = unions.ensure(&machine.spec()).expect("a union");
+    assert!(matches!(running, UnionState::Running { .. }), "{running:?}");
+    assert_eq!(unions.abilities().mergerfs_problem, None);
+    unions.stop(&machine.spec().volume, false).expect("its end");
+    machine.assert_clean();
+}
+
+/// 20 s after the test that failed, as the agent has it.
+fn until_it_is_tested_again() {
+    std::thread::sleep(std::time::Duration::from_secs(21));
+}
+
+#[test]
 fn a_mergerfs_that_cannot_be_executed_is_told() {
     let mut machine = Machine::with_directories(2);
     let program = script(&machine, "#!/bin/sh\necho mergerfs version: 2.33.5\n");

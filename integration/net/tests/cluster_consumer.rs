@@ -209,7 +209,7 @@ fn what_an_agent_attached_that_died_in_the_midst_of_it_is_let_go_by_the_next() {
         a.machine.eventually(BOUND, "[ -z \"$(ls /sys/class/nvme)\" ]")?;
         a.machine.run("[ -z \"$(ls /state/union-csi/volumes)\" ] || ! ls -R /state/union-csi/volumes")?;
         a.machine.run(format!(
-            "find /state/kubelet/plugins/kubernetes.io -depth -type d -empty -path '*{}*' -delete",
+            "find /state/kubelet/plugins/kubernetes.io -depth -type d -path '*{}*' -exec rmdir {{}} + 2>/dev/null || true",
             volume.handle
         ))?;
         cluster.detach(&volume, "a");

@@ -17,8 +17,7 @@ const OUTAGE: Duration = Duration::from_secs(12);
 
 /// A bound ReadWriteMany volume whose one directory is on node `b`.
 fn many(cluster: &Cluster, name: &str) -> Volume {
-    // The machines' pools cannot enforce the size of a directory.
-    let on_b = json!({"nodeSelector": "kubernetes.io/hostname=b", "enforcement": "none"});
+    let on_b = json!({"nodeSelector": "kubernetes.io/hostname=b"});
     cluster.class(name, "Immediate", on_b);
     let volume = cluster.bound(&cluster.claim_with(name, name, "96Mi", "ReadWriteMany"));
     let branches = cluster.branches_of(&volume);
@@ -140,6 +139,33 @@ fn pods_on_two_and_then_three_nodes_write_one_volume_and_find_each_others_files_
             assert_eq!(ends(writer, file, c, &on_c)?.errors, []);
         }
         leave(cluster, &volume, &["b", "c"])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn the_size_of_a_directory_holds_on_every_node_but_for_root_where_it_lies_on_ext4() {
+    on_cluster(|cluster| {
+        cluster.class("sized", "Immediate", json!({"nodeSelector": "kubernetes.io/hostname=b"}));
+        let volume = cluster.bound(&cluster.claim_with("sized", "sized", "32Mi", "ReadWriteMany"));
+        let on_a = mount(cluster, &volume, "a")?;
+        let a = cluster.node("a").machine;
+        assert_eq!(a.run(format!("df -k {on_a} | awk 'END {{print $2}}'"))?, (32 * 1024).to_string());
+        a.run(format!("mkdir {on_a}/user && chown 1000:1000 {on_a}/user"))?;
+        let written = |script: &str| {
+            a.attempt(BOUND, format!("{script} dd if=/dev/zero of={on_a}/user/big bs=1M count=40 conv=fsync"))
+        };
+        let refused = written("setpriv --reuid 1000 --regid 1000 --clear-groups")?;
+        assert!(!refused.success(), "40 MiB were written into 32: {refused}");
+        let told = refused.errors();
+        assert!(told.contains("No space left") || told.contains("quota exceeded"), "{told}");
+        let kept: u64 = a.run(format!("stat -c %s {on_a}/user/big"))?.parse().expect("a number");
+        assert!(kept > 24 << 20 && kept <= 32 << 20, "{kept} bytes of 32 MiB");
+        a.run(format!("rm {on_a}/user/big"))?;
+        // The kernel's server writes as root with CAP_SYS_RESOURCE, and ext4 lets that pass: docs/LIMITS.md says so.
+        let passed = written("")?;
+        assert!(passed.success(), "LIMITS can promise more: {passed}");
+        leave(cluster, &volume, &["a"])
     });
 }
 

@@ -12,7 +12,7 @@ use crate::domain::reach::Transport;
 use crate::domain::{BranchId, NodeName, Secret};
 use crate::node::branch::{BranchError, Branches};
 use crate::node::keys::KeyFiles;
-use crate::node::transport::Transports;
+use crate::node::transport::{Owner, TransportError, Transports};
 use crate::store::object::BranchSpec;
 
 /// Looks at one branch in a row. An order takes two or three: one that does it, one that ends this node's use in between, one
@@ -81,6 +81,30 @@ impl std::fmt::Debug for Exporter {
     }
 }
 
+/// Branches whose exports nobody reaches until all is done for them.
+#[derive(Default)]
+pub(super) struct Opening(BTreeMap<Transport, (Arc<dyn Owner>, Vec<BranchId>)>);
+
+impl Opening {
+    /// Lets those in who are allowed; the branches whose exports cannot be reached now, and why.
+    pub(super) fn open(mut self) -> Vec<(BranchId, TransportError)> {
+        self.open_all()
+    }
+
+    fn open_all(&mut self) -> Vec<(BranchId, TransportError)> {
+        std::mem::take(&mut self.0)
+            .into_values()
+            .flat_map(|(owner, branches)| owner.open(&branches))
+            .collect()
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.open_all();
+    }
+}
+
 impl Exporter {
     /// For the branches of `node`.
     #[must_use]
@@ -116,7 +140,13 @@ impl Exporter {
     /// # Errors
     /// [`AccessError`]: what was done until then stays, and the next call goes on.
     pub(in crate::node) fn settle(&self, asked: &Asked<'_>) -> Result<Settled, AccessError> {
+        let mut opening = Opening::default();
+        self.hold(&mut opening, asked.spec);
         let settled = self.look_until_settled(asked);
+        let settled = match opening.open().pop() {
+            Some((branch, source)) => Err(AccessError::Transport { branch, action: "export it", source }),
+            None => settled,
+        };
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         match &settled {
             Ok(settled) if !settled.open_to.is_empty() => drop(open.insert(asked.spec.id.clone())),
@@ -124,6 +154,16 @@ impl Exporter {
             Err(_) => Tally::count(&self.tally.failures),
         }
         settled
+    }
+
+    /// Lets nobody reach exports of the branch that are made from now on, until `opening` is opened.
+    pub(super) fn hold(&self, opening: &mut Opening, spec: &BranchSpec) {
+        let transport = Transport::between_nodes(spec.format);
+        // Without that end nothing is exported.
+        let Ok(owner) = self.transports.owner(transport) else { return };
+        let (owner, branches) = opening.0.entry(transport).or_insert_with(|| (owner, Vec::new()));
+        owner.hold(&spec.id);
+        branches.push(spec.id.clone());
     }
 
     fn look_until_settled(&self, asked: &Asked<'_>) -> Result<Settled, AccessError> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::AccessError;
-use super::exporter::{Asked, Exporter, Key};
+use super::exporter::{Asked, Exporter, Key, Opening};
 use super::mark::{self, Kept};
 use crate::domain::BranchId;
 use crate::domain::access::Mark;
@@ -30,10 +30,15 @@ impl Exporter {
         })
     }
 
-    /// Brings the exports of these branches back, as their marks say; tells which are not.
+    /// Brings the exports of these branches back, as their marks say; tells which are not. Those who used them come back as soon as
+    /// somebody listens, and a listener is shared by all: so all are whole before one is opened.
     pub(in crate::node) fn restore(&self, given: &[BranchSpec]) -> Vec<Missed> {
         let nobody = BTreeMap::new();
         let mut missed = Vec::new();
+        let mut opening = Opening::default();
+        for spec in given {
+            self.hold(&mut opening, spec);
+        }
         for spec in given {
             let asked = Asked {
                 spec,
@@ -49,6 +54,11 @@ impl Exporter {
                 missed.push(Missed { branch: spec.id.clone(), error });
             }
         }
+        let closed = opening.open().into_iter().map(|(branch, source)| {
+            let error = AccessError::Transport { branch: branch.clone(), action: "export it", source };
+            Missed { branch, error }
+        });
+        missed.extend(closed);
         missed
     }
 }

@@ -46,6 +46,10 @@ impl Owner for LeavingOwner {
         self.0.unexport(branch)
     }
 
+    fn withdraw(&self) -> Result<(), TransportError> {
+        self.0.withdraw()
+    }
+
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
         self.0.grown(id)
     }

@@ -143,6 +143,16 @@ pub enum Patience {
 
 /// The owner's end.
 pub trait Owner: Send + Sync {
+    /// Until [`Owner::open`] was called as often, exports of the branch that are made are not reached by anybody. A consumer that
+    /// comes back while its export is only half made is refused, and kernels since 6.10 take that for final and give their users
+    /// errors (`nvmf_should_reconnect`, the bit "do not retry"); while nobody listens they try again.
+    fn hold(&self, _branch: &BranchId) {}
+
+    /// Ends what [`Owner::hold`] began, for all of them at once; the branches whose exports cannot be reached now, and why.
+    fn open(&self, _branches: &[BranchId]) -> Vec<(BranchId, TransportError)> {
+        Vec::new()
+    }
+
     /// Exports a branch; nobody is allowed to use it yet. An export of an earlier generation of the branch is ended first; while
     /// a later one stands, [`TransportError::Outdated`]. Whoever is allowed on an export that stands already stays allowed.
     ///
@@ -176,6 +186,16 @@ pub trait Owner: Send + Sync {
     /// # Errors
     /// [`TransportError`].
     fn unexport(&self, branch: &BranchId) -> Result<(), TransportError>;
+
+    /// Ends the connections of all exports of this driver, because the machine is about to stop: its kernel answers to the end, with
+    /// errors once the disks are off, and consumers would take these for their branches'. So they wait for its return. Who may use
+    /// what stays as it is.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn withdraw(&self) -> Result<(), TransportError> {
+        Ok(())
+    }
 
     /// Tells the kernel, and so the consumer, that the image has grown to what its file holds now.
     ///

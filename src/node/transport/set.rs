@@ -95,6 +95,20 @@ impl Transports {
         self.end(transport, "export branches", |ends| ends.owner.clone())
     }
 
+    /// Lets nobody reach what this node exports any more, because the machine is about to stop; see [`Owner::withdraw`].
+    pub fn withdraw(&self) {
+        let ends = self.ends.read().unwrap_or_else(PoisonError::into_inner);
+        for (transport, ends) in ends.iter().flatten() {
+            let Ok(owner) = &ends.owner else { continue };
+            match owner.withdraw() {
+                Ok(()) => {
+                    tracing::info!(%transport, "the machine stops: exports are withdrawn until it is back")
+                }
+                Err(error) => tracing::warn!(%transport, %error, "exports are not withdrawn"),
+            }
+        }
+    }
+
     /// The end that attaches.
     ///
     /// # Errors

@@ -22,7 +22,8 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -184,10 +185,24 @@ pub struct Unions {
     records: record::Records,
     logs: PathBuf,
     settings: MergerfsSettings,
-    program: Option<Program>,
-    abilities: UnionAbilities,
+    state_dir: PathBuf,
+    tested: RwLock<Arc<Tested>>,
+    /// Held while it is tested again.
+    testing: Mutex<()>,
     boot_id: String,
 }
+
+/// What was found by trying, and when.
+#[derive(Debug)]
+struct Tested {
+    program: Option<Program>,
+    abilities: UnionAbilities,
+    at: Instant,
+}
+
+/// How long after a test that found no program the next one is, at least, when a union is wanted: a machine that has just booted
+/// may be too busy for it, and a program may be installed later.
+const TEST_AGAIN: Duration = Duration::from_secs(20);
 
 impl Unions {
     /// Finds out what this host can do, by trying: which mergerfs, whether a real union works, with what. Cleans up what
@@ -197,7 +212,7 @@ impl Unions {
     /// [`UnionAbilities::mergerfs_problem`].
     #[must_use]
     pub fn probe(host: &Host, settings: &MergerfsSettings, state_dir: &Path) -> Self {
-        let (program, abilities) = selftest::run(host, settings, state_dir);
+        let tested = Self::test(host, settings, state_dir);
         let records = record::Records::new(host.clone(), state_dir);
         let boot_id = records.boot_id().unwrap_or_default();
         Self {
@@ -205,21 +220,50 @@ impl Unions {
             records,
             logs: state_dir.join("logs"),
             settings: settings.clone(),
-            program,
-            abilities,
+            state_dir: state_dir.to_owned(),
+            tested: RwLock::new(tested),
+            testing: Mutex::default(),
             boot_id,
         }
     }
 
+    fn test(host: &Host, settings: &MergerfsSettings, state_dir: &Path) -> Arc<Tested> {
+        let (program, abilities) = selftest::run(host, settings, state_dir);
+        Arc::new(Tested { program, abilities, at: Instant::now() })
+    }
+
     /// What this host can do.
     #[must_use]
-    pub fn abilities(&self) -> &UnionAbilities {
-        &self.abilities
+    pub fn abilities(&self) -> UnionAbilities {
+        self.tested().abilities.clone()
     }
 
     /// The program that new unions run.
     #[must_use]
-    pub fn program(&self) -> Option<&Program> {
-        self.program.as_ref()
+    pub fn program(&self) -> Option<Program> {
+        self.tested().program.clone()
+    }
+
+    fn tested(&self) -> Arc<Tested> {
+        self.tested.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// What was found, or, where that was no program that can be used, what is found now.
+    fn tested_with_program(&self) -> Arc<Tested> {
+        let good = |tested: &Tested| tested.program.is_some() || tested.at.elapsed() < TEST_AGAIN;
+        let known = self.tested();
+        if good(&known) {
+            return known;
+        }
+        let _testing = self.testing.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = self.tested();
+        // Another call was faster.
+        if good(&known) {
+            return known;
+        }
+        tracing::info!("a union is wanted: mergerfs is tested again");
+        let found = Self::test(&self.host, &self.settings, &self.state_dir);
+        self.tested.write().unwrap_or_else(PoisonError::into_inner).clone_from(&found);
+        found
     }
 }

@@ -218,8 +218,9 @@ impl Unions {
 
     fn launch(&self, record: &mut Record) -> Result<(), UnionError> {
         let spec = record.spec.clone();
-        let Some(program) = &self.program else {
-            let reason = self.abilities.mergerfs_problem.clone().unwrap_or_default();
+        let tested = self.tested_with_program();
+        let Some(program) = &tested.program else {
+            let reason = tested.abilities.mergerfs_problem.clone().unwrap_or_default();
             return Err(UnionError::NoMergerfs { reason });
         };
         record.program = Some(program.path.clone());
@@ -230,7 +231,7 @@ impl Unions {
             host: &self.host,
             program,
             spec: &spec,
-            passthrough: self.abilities.passthrough,
+            passthrough: tested.abilities.passthrough,
             overrides: &overrides,
             log: self.log(&spec.volume),
             bound: self.settings.start_timeout,

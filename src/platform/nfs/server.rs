@@ -111,6 +111,15 @@ impl Host {
         Ok(())
     }
 
+    /// Stops the server: its clients wait until it is back.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn nfs_server_stop(&self, roots: &NfsRoots) -> Result<()> {
+        self.enter("stop nfsd", &roots.nfsd)?;
+        write_control(&roots.nfsd.join("threads"), b"0\n")
+    }
+
     /// Fills a cache with one line of [`super::cache`].
     ///
     /// # Errors

@@ -64,7 +64,7 @@ impl Node<'_> {
     /// Filesystems on its disks and the agent's configuration.
     pub(super) fn prepare(&self, kubeconfig: &str) -> Result {
         self.machine.run(
-            "mkfs.ext4 -q -F /disk/data && mkfs.ext4 -q -F /disk/state && mkdir -p /pool /state && mount /disk/state /state
+            "mkfs.ext4 -q -F -O quota,project -E quotatype=prjquota /disk/data && mkfs.ext4 -q -F /disk/state && mkdir -p /pool /state && mount /disk/state /state
              mkdir -p /state/etc /state/kubelet/{plugins,plugins_registry,pods}",
         )?;
         self.machine.write("/state/etc/kubeconfig", kubeconfig.as_bytes())?;
@@ -95,7 +95,9 @@ impl Node<'_> {
 
     /// Mounts the pool, unless it is.
     pub fn mount_pool(&self) -> Result {
-        let mount = format!("mkdir -p {POOL}; grep -q ' {POOL} ' /proc/mounts || mount /disk/data {POOL}");
+        let mount = format!(
+            "mkdir -p {POOL}; grep -q ' {POOL} ' /proc/mounts || mount -o prjquota /disk/data {POOL}"
+        );
         self.machine.run(mount).map(drop)
     }
 
@@ -144,6 +146,14 @@ impl Node<'_> {
         self.machine
             .run("kill $(cat /run/agent.pid); while [ -e /proc/$(cat /run/agent.pid) ]; do sleep 0.05; done")
             .map(drop)
+    }
+
+    /// Switches the machine off in good order: systemd, whose part is played, says so; its services end; the power goes.
+    pub fn power_off(&self) -> Result {
+        self.machine
+            .run("printf '#!/bin/sh\necho stopping\n' >/usr/bin/systemctl; chmod +x /usr/bin/systemctl")?;
+        self.stop_agent()?;
+        self.machine.power_off()
     }
 
     /// Cuts the node off the API server, or joins it again.

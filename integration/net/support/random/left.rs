@@ -73,6 +73,8 @@ const LOOK: &str = r#"
             *) printf 'broken %s its filesystem is %s\n' "$name" "$type"; continue ;;
             esac
             mkdir -p /run/look
+            # What is in its journal only, after a loss of power, is there for whoever mounts it next.
+            if mount -o loop "$branch/disk.img" /run/look; then umount /run/look; else printf 'broken %s it cannot be mounted\n' "$name"; continue; fi
             mount -o "$options" "$branch/disk.img" /run/look
             show "$name" /run/look/data
             umount /run/look

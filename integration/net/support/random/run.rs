@@ -235,8 +235,9 @@ impl<'a> World<'a> {
                  'inside workload '*) kill ${each#/proc/} || true ;;
                  esac
              done
+             printf '#!/bin/sh\necho stopping\n' >/usr/bin/systemctl; chmod +x /usr/bin/systemctl
              kill $(cat /run/agent.pid) || true
-             for i in $(seq 50); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.1; done
+             for i in $(seq 200); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.1; done
              timeout 5 sync /pool /state || true
              poweroff -f -n",
             OFF_BOUND,

@@ -19,9 +19,9 @@ fn an_owner_that_is_rebooted_in_good_order_is_waited_for_and_loses_nothing() {
     on_cluster(|cluster| {
         let mut pods = Pod::both(cluster, "orderly", &json!({}))?;
         let b = cluster.node("b");
-        b.stop_agent()?;
-        b.machine.power_off()?;
+        b.power_off()?;
         b.boot()?;
+        assert!(!b.last_told("exports are withdrawn until")?.is_empty(), "it said so");
         for pod in &mut pods {
             pod.goes_on()?;
         }

@@ -499,6 +499,16 @@ impl Owner for NfsOwner {
         Ok(())
     }
 
+    fn withdraw(&self) -> Result<(), TransportError> {
+        let _turn = self.turn();
+        let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
+        // One that somebody else runs ends by their hand.
+        if state.threads == 0 || self.standing(&self.mounts()?).is_empty() {
+            return Ok(());
+        }
+        self.host.nfs_server_stop(&self.roots).map_err(kernel("stop the NFS server"))
+    }
+
     fn unexport(&self, branch: &BranchId) -> Result<(), TransportError> {
         let _turn = self.turn();
         let mounts = self.mounts()?;

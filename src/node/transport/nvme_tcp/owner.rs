@@ -1,8 +1,10 @@
 //! The owner's end.
 
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::plan::{self, Keys, Refusal, Wanted};
 use super::tls::Tls;
@@ -26,13 +28,24 @@ pub struct NvmeOwner {
     listeners: Vec<SocketAddr>,
     /// What encrypted exports need; `None`: there are none here.
     encrypted: Option<(Vec<SocketAddr>, Tls)>,
+    /// Branches whose exports nobody is to reach yet.
+    held: Arc<Mutex<BTreeMap<BranchId, Held>>>,
+}
+
+/// What is not done yet so that nobody reaches a branch's exports.
+#[derive(Debug, Default)]
+struct Held {
+    /// How often it was asked for.
+    times: usize,
+    /// The exports that are to be reached, by what links them to listeners.
+    links: BTreeMap<PathBuf, (String, Step)>,
 }
 
 impl NvmeOwner {
     /// Exports at all of `listeners`, the node's addresses on the storage network; the first one is what endpoints tell.
     #[must_use]
     pub fn new(host: &Host, nvme: Nvme, listeners: Vec<SocketAddr>) -> Self {
-        Self { host: host.clone(), nvme, listeners, encrypted: None }
+        Self { host: host.clone(), nvme, listeners, encrypted: None, held: Arc::default() }
     }
 
     /// Exports at those what is to be encrypted.
@@ -88,6 +101,9 @@ impl NvmeOwner {
     fn end(&self, what: &str, branch: &BranchId, nqn: &str) -> Result<(), TransportError> {
         // Who is allowed elsewhere keeps its key.
         self.apply(what, &plan::end(&self.view_of(branch, Part::Allowed)?, nqn))?;
+        if let Some(held) = self.held().get_mut(branch) {
+            held.links.retain(|_, (linked, _)| linked != nqn);
+        }
         self.forget_keys(nqn);
         Ok(())
     }
@@ -184,7 +200,20 @@ impl NvmeOwner {
                 reason: "there are too many listeners".to_owned(),
             }
         })?;
+        let steps = match self.held().get_mut(branch) {
+            Some(held) => {
+                let (links, steps): (Vec<_>, Vec<_>) = steps.into_iter().partition(lets_in);
+                let named = |link: Step| (link.path().to_owned(), (wanted.nqn.clone(), link));
+                held.links.extend(links.into_iter().map(named));
+                steps
+            }
+            None => steps,
+        };
         self.apply("export a branch", &steps)
+    }
+
+    fn held(&self) -> MutexGuard<'_, BTreeMap<BranchId, Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -195,6 +224,42 @@ fn of_branch(view: &TargetView, branch: &BranchId) -> Vec<(ExportId, String)> {
 }
 
 impl Owner for NvmeOwner {
+    fn hold(&self, branch: &BranchId) {
+        self.held().entry(branch.clone()).or_default().times += 1;
+    }
+
+    fn open(&self, branches: &[BranchId]) -> Vec<(BranchId, TransportError)> {
+        let mut free = Vec::new();
+        for branch in branches {
+            let mut held = self.held();
+            let Some(of_branch) = held.get_mut(branch) else { continue };
+            of_branch.times -= 1;
+            if of_branch.times == 0 {
+                free.extend(held.remove(branch).map(|held| (branch.clone(), held)));
+            }
+        }
+        free.retain(|(_, held)| !held.links.is_empty());
+        if free.is_empty() {
+            return Vec::new();
+        }
+        // The first link of a listener has it listen. All are made as fast as can be: who comes to one that is not yet is refused.
+        let lock = self.nvme.lock_target().map_err(kernel("lock the NVMe target's tree"));
+        let mut failed = Vec::new();
+        for (branch, held) in free {
+            let steps: Vec<Step> = held.links.into_values().map(|(_, step)| step).collect();
+            let reason = lock.as_ref().err().map(ToString::to_string);
+            let outcome = match reason {
+                Some(reason) => {
+                    let source = std::io::Error::other(reason);
+                    Err(TransportError::Kernel { action: "export a branch".to_owned(), source })
+                }
+                None => self.apply("export a branch", &steps),
+            };
+            failed.extend(outcome.err().map(|error| (branch, error)));
+        }
+        failed
+    }
+
     fn export(&self, id: &ExportId, source: &Source) -> Result<Endpoint, TransportError> {
         const ACTION: &str = "export a branch over NVMe/TCP";
         let unable = |reason: String| TransportError::Unable { action: ACTION, reason };
@@ -328,6 +393,12 @@ impl Owner for NvmeOwner {
         Ok(())
     }
 
+    fn withdraw(&self) -> Result<(), TransportError> {
+        // A connection that ends is made anew after two seconds at the earliest: to a listener that is gone by then, not to one that
+        // does not know the branch.
+        self.apply("withdraw exports", &plan::withdraw(&self.view()?))
+    }
+
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
         let nqn = names::subsystem(id)?;
         let view = self.view_of(&id.branch, Part::Nothing)?;
@@ -364,14 +435,17 @@ impl NvmeOwner {
     /// The exports of this driver in the tree.
     fn tell(&self, view: &TargetView) -> Vec<Exported> {
         let mut found = Vec::new();
+        let held = self.held();
         for (nqn, subsystem) in &view.subsystems {
             let Some(id) = names::parse(nqn) else { continue };
+            let to_open = held.get(&id.branch).is_some_and(|h| h.links.values().any(|(of, _)| of == nqn));
             let serves = subsystem.namespaces.get(&NAMESPACE).is_some_and(|n| n.enabled);
             let linked =
                 || view.ports.values().filter(|p| p.linked.contains(nqn)).filter_map(|p| p.listens());
             let encrypted = subsystem.serial == names::serial(&id, true);
             let preferred = self.listeners(encrypted).iter().copied().find(|l| linked().any(|p| p == *l));
-            let address = preferred.or_else(|| linked().next()).filter(|_| serves);
+            let to_come = || self.listeners(encrypted).first().copied().filter(|_| to_open);
+            let address = preferred.or_else(|| linked().next()).or_else(to_come).filter(|_| serves);
             let endpoint = address.map(|address| Endpoint { address, name: nqn.clone() });
             found.push(Exported {
                 id,
@@ -384,9 +458,13 @@ impl NvmeOwner {
     }
 }
 
+/// The step lets peers reach an export.
+fn lets_in(step: &Step) -> bool {
+    matches!(step, Step::Link(_, _)) && step.path().starts_with("ports")
+}
+
 /// Nothing in the kernel takes connections of the port's kind.
 fn lacks_transport(step: &Step, error: &HostError) -> bool {
-    matches!(step, Step::Link(_, _))
-        && step.path().starts_with("ports")
+    lets_in(step)
         && matches!(error, HostError::Syscall { source, .. } if source.kind() == ErrorKind::InvalidInput)
 }

@@ -161,6 +161,15 @@ pub(super) fn end(view: &TargetView, nqn: &str) -> Vec<Step> {
     steps
 }
 
+/// Has no listener of this driver listen any more, and ends the connections there. Exports stay.
+pub(super) fn withdraw(view: &TargetView) -> Vec<Step> {
+    let ours = view.ports.iter().filter(|(number, _)| (FIRST_PORT..FIRST_PORT + PORTS).contains(number));
+    let links = ours.flat_map(|(number, port)| {
+        port.linked.iter().map(|nqn| port_at(*number).join("subsystems").join(nqn))
+    });
+    links.map(Step::Unlink).collect()
+}
+
 /// Nodes of this driver that are allowed nowhere but at `except`: their keys need not stay.
 fn idle_hosts<'a>(view: &'a TargetView, except: &'a str) -> impl Iterator<Item = &'a str> {
     let used = move |host: &str| view.subsystems.iter().any(|(n, s)| n != except && s.allowed.contains(host));
