@@ -9,7 +9,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::Executor;
 use super::work::blocking;
@@ -23,6 +23,10 @@ const SURVEY: Duration = Duration::from_secs(20);
 
 /// Between two attempts at what is missing.
 const AGAIN: Duration = Duration::from_secs(5);
+
+/// How often it is looked whether another program made a kernel's server forget what it exports (`exportfs -f`): consumers wait
+/// until it is told again.
+const FORGOTTEN_EVERY: Duration = Duration::from_secs(15);
 
 /// The branches whose exports are not back, and why.
 type Missing = BTreeMap<BranchId, String>;
@@ -62,6 +66,13 @@ impl Executor {
                     }
                 }
                 () = tokio::time::sleep(AGAIN), if !missing.is_empty() => {}
+                () = tokio::time::sleep(FORGOTTEN_EVERY) => {
+                    let transports = self.transports.clone();
+                    if !blocking(move || transports.forgotten()).await {
+                        continue;
+                    }
+                    warn!("what a kernel's server was told of exports was taken from it by another program: it is told again");
+                }
             }
             missing = self.restore_once(&missing).await;
         }

@@ -187,6 +187,15 @@ pub trait Owner: Send + Sync {
     /// [`TransportError`].
     fn unexport(&self, branch: &BranchId) -> Result<(), TransportError>;
 
+    /// Whether the kernel has forgotten some of what this driver told it, by another program's hand: the next order for such a
+    /// branch, or its restoring, tells it again.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn forgotten(&self) -> Result<bool, TransportError> {
+        Ok(false)
+    }
+
     /// Ends the connections of all exports of this driver, because the machine is about to stop: its kernel answers to the end, with
     /// errors once the disks are off, and consumers would take these for their branches'. So they wait for its return. Who may use
     /// what stays as it is.

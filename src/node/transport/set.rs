@@ -95,6 +95,14 @@ impl Transports {
         self.end(transport, "export branches", |ends| ends.owner.clone())
     }
 
+    /// Whether a kernel's server has forgotten something; see [`Owner::forgotten`].
+    #[must_use]
+    pub fn forgotten(&self) -> bool {
+        let ends = self.ends.read().unwrap_or_else(PoisonError::into_inner);
+        let mut owners = ends.iter().flatten().filter_map(|(_, ends)| ends.owner.as_ref().ok());
+        owners.any(|owner| owner.forgotten().unwrap_or(false))
+    }
+
     /// Lets nobody reach what this node exports any more, because the machine is about to stop; see [`Owner::withdraw`].
     pub fn withdraw(&self) {
         let ends = self.ends.read().unwrap_or_else(PoisonError::into_inner);

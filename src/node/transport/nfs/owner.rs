@@ -115,6 +115,23 @@ impl NfsOwner {
         mounts.below(&directory).filter_map(|e| right(&e.mount_point)).collect()
     }
 
+    /// Those of the rights that the server has in mind.
+    fn told(
+        &self,
+        rights: &BTreeSet<(IpAddr, ExportId)>,
+    ) -> Result<BTreeSet<(IpAddr, ExportId)>, TransportError> {
+        if rights.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let known = self.host.nfs_exports(&self.roots).map_err(kernel("read what is exported by NFS"))?;
+        let known: BTreeSet<(String, PathBuf)> =
+            known.into_iter().filter(|e| e.granted).map(|e| (e.domain, e.path)).collect();
+        let told = |(peer, id): &&(IpAddr, ExportId)| {
+            known.contains(&(name::domain(*peer), self.peer_point(*peer, id)))
+        };
+        Ok(rights.iter().filter(told).cloned().collect())
+    }
+
     /// What was taken from whom and may still be asked for, with the inode that its handles name. A directory on the tmpfs
     /// for each: it goes with the restart that makes the kernel forget the handles too, and with the branch's export.
     fn fenced(&self) -> Result<BTreeSet<(IpAddr, ExportId, u64)>, TransportError> {
@@ -533,9 +550,25 @@ impl Owner for NfsOwner {
         Ok(true)
     }
 
+    fn forgotten(&self) -> Result<bool, TransportError> {
+        let _turn = self.turn();
+        let bound = self.rights(&self.mounts()?);
+        Ok(self.told(&bound)?.len() < bound.len())
+    }
+
     fn exports(&self) -> Result<Vec<Exported>, TransportError> {
-        let mounts = self.mounts()?;
-        let (standing, rights) = (self.standing(&mounts), self.rights(&mounts));
+        let mut mounts = self.mounts()?;
+        let mut bound = self.rights(&mounts);
+        // A right that the server was made to forget (`exportfs -f`) is to be given again.
+        let mut rights = self.told(&bound)?;
+        if rights.len() < bound.len() {
+            // Unless that was ourselves, on the way to something else.
+            let _turn = self.turn();
+            mounts = self.mounts()?;
+            bound = self.rights(&mounts);
+            rights = self.told(&bound)?;
+        }
+        let standing = self.standing(&mounts);
         let all: BTreeSet<&ExportId> = standing.iter().chain(rights.iter().map(|(_, id)| id)).collect();
         let reads = |peer: IpAddr, id: &ExportId| self.bound_right(&mounts, peer, id) == Some(Right::Read);
         let tell = |id: &ExportId| {

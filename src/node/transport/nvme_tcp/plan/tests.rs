@@ -406,3 +406,20 @@ fn there_are_not_more_listeners_than_numbers_for_them() {
     assert_eq!(model.0.ports.len(), usize::from(PORTS));
     assert_eq!(build(&model.0, &wanted("b")), None);
 }
+
+#[test]
+fn what_is_withdrawn_is_reached_by_nobody_and_is_whole_again_when_it_is_built() {
+    let mut open = exported(&["a", "b"]);
+    open.take_all(&admit(&open.0, "a", &peer("one"), None).unwrap());
+    let foreign = Port { linked: ["nqn.foreign".to_owned()].into(), ..Port::default() };
+    open.0.ports.insert(1, foreign.clone());
+    let mut withdrawn = open.clone();
+    withdrawn.take_all(&withdraw(&withdrawn.0));
+    assert_eq!(withdrawn.0.subsystems, open.0.subsystems, "exports and rights stay");
+    assert_eq!(withdrawn.0.ports.remove(&1), Some(foreign), "a listener of somebody else stays");
+    assert!(withdrawn.0.ports.values().all(|port| port.linked.is_empty()));
+    withdrawn.export(&wanted("a"), None);
+    withdrawn.export(&wanted("b"), None);
+    open.0.ports.remove(&1);
+    assert_eq!(withdrawn, open);
+}
