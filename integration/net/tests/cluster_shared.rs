@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::cluster::{BOUND, Cluster, Node, Volume, on_cluster};
+use crate::support::cluster::{Agent, BOUND, Cluster, Node, QUOTA_POOL, Volume, on_cluster};
 use crate::support::faults::Told;
 use crate::support::{Result, Running};
 
@@ -17,7 +17,8 @@ const OUTAGE: Duration = Duration::from_secs(12);
 
 /// A bound ReadWriteMany volume whose one directory is on node `b`.
 fn many(cluster: &Cluster, name: &str) -> Volume {
-    let on_b = json!({"nodeSelector": "kubernetes.io/hostname=b"});
+    // The machines' pools cannot enforce the size of a directory.
+    let on_b = json!({"nodeSelector": "kubernetes.io/hostname=b", "enforcement": "none"});
     cluster.class(name, "Immediate", on_b);
     let volume = cluster.bound(&cluster.claim_with(name, name, "96Mi", "ReadWriteMany"));
     let branches = cluster.branches_of(&volume);
@@ -146,6 +147,18 @@ fn pods_on_two_and_then_three_nodes_write_one_volume_and_find_each_others_files_
 #[ignore = "boots machines: integration/net/run"]
 fn the_size_of_a_directory_holds_on_every_node_but_for_root_where_it_lies_on_ext4() {
     on_cluster(|cluster| {
+        let b = cluster.node("b");
+        b.machine.run(format!(
+            "truncate -s 160M /state/quota.disk && mkfs.ext4 -q -O quota,project -E quotatype=prjquota /state/quota.disk &&
+             mkdir -p {QUOTA_POOL} && mount -o loop,prjquota /state/quota.disk {QUOTA_POOL}"
+        ))?;
+        let serve = |agent| -> Result {
+            b.stop_agent()?;
+            b.configure(agent)?;
+            b.start_agent()?;
+            b.ready()
+        };
+        serve(Agent::WithQuota)?;
         cluster.class("sized", "Immediate", json!({"nodeSelector": "kubernetes.io/hostname=b"}));
         let volume = cluster.bound(&cluster.claim_with("sized", "sized", "32Mi", "ReadWriteMany"));
         let on_a = mount(cluster, &volume, "a")?;
@@ -165,7 +178,9 @@ fn the_size_of_a_directory_holds_on_every_node_but_for_root_where_it_lies_on_ext
         // The kernel's server writes as root with CAP_SYS_RESOURCE, and ext4 lets that pass: docs/LIMITS.md says so.
         let passed = written("")?;
         assert!(passed.success(), "LIMITS can promise more: {passed}");
-        leave(cluster, &volume, &["a"])
+        leave(cluster, &volume, &["a"])?;
+        serve(Agent::WithPool)?;
+        b.machine.run(format!("umount {QUOTA_POOL} && rm /state/quota.disk")).map(drop)
     });
 }
 

@@ -13,6 +13,8 @@ pub(super) const LOG: &str = "/state/agent.log";
 const KUBELET: &str = "/state/kubelet";
 /// Where a pool is mounted.
 pub const POOL: &str = "/pool";
+/// A pool that can enforce the size of directories.
+pub const QUOTA_POOL: &str = "/quota-pool";
 
 /// How long a pod's writer may run.
 const WRITER_BOUND: Duration = Duration::from_secs(900);
@@ -44,6 +46,8 @@ pub enum Agent {
     WithPool,
     /// Without any: the node can only use volumes.
     WithoutPool,
+    /// With one at [`QUOTA_POOL`] in its place, which the caller mounts.
+    WithQuota,
     /// With the node's pool, and taken out of the storage network.
     OffNetwork,
 }
@@ -64,7 +68,7 @@ impl Node<'_> {
     /// Filesystems on its disks and the agent's configuration.
     pub(super) fn prepare(&self, kubeconfig: &str) -> Result {
         self.machine.run(
-            "mkfs.ext4 -q -F -O quota,project -E quotatype=prjquota /disk/data && mkfs.ext4 -q -F /disk/state && mkdir -p /pool /state && mount /disk/state /state
+            "mkfs.ext4 -q -F /disk/data && mkfs.ext4 -q -F /disk/state && mkdir -p /pool /state && mount /disk/state /state
              mkdir -p /state/etc /state/kubelet/{plugins,plugins_registry,pods}",
         )?;
         self.machine.write("/state/etc/kubeconfig", kubeconfig.as_bytes())?;
@@ -76,6 +80,7 @@ impl Node<'_> {
         let pools = match agent {
             Agent::WithPool | Agent::OffNetwork => format!("[{{name: disk, path: {POOL}, reserve: 4Mi}}]"),
             Agent::WithoutPool => "[]".to_owned(),
+            Agent::WithQuota => format!("[{{name: quota, path: {QUOTA_POOL}, reserve: 4Mi}}]"),
         };
         let interface = if agent == Agent::OffNetwork { "\"off\"" } else { "eth0" };
         // Where many share the processors, an agent may not be able to renew its lease within half a minute.
@@ -95,9 +100,7 @@ impl Node<'_> {
 
     /// Mounts the pool, unless it is.
     pub fn mount_pool(&self) -> Result {
-        let mount = format!(
-            "mkdir -p {POOL}; grep -q ' {POOL} ' /proc/mounts || mount -o prjquota /disk/data {POOL}"
-        );
+        let mount = format!("mkdir -p {POOL}; grep -q ' {POOL} ' /proc/mounts || mount /disk/data {POOL}");
         self.machine.run(mount).map(drop)
     }
 
