@@ -93,7 +93,9 @@ impl Host {
 fn that_shuts_down(record: &[u8]) -> Option<String> {
     let text = String::from_utf8_lossy(record);
     // The parts before the text: priority, number, time, flags.
-    let (_, message) = text.split_once(';')?;
+    let (head, message) = text.split_once(';')?;
+    // What programs write there has another facility than the kernel's, which is 0.
+    head.split(',').next()?.parse::<u32>().ok().filter(|priority| *priority < 8)?;
     let (device, words) = message.lines().next()?.strip_prefix("XFS (")?.split_once("):")?;
     let shuts = words.contains("hut down") || words.contains("hutdown") || words.contains("hutting");
     shuts.then(|| device.to_owned())
@@ -125,6 +127,7 @@ mod tests {
             assert_eq!(that_shuts_down(format!("6,1,2,-;{message}\n").as_bytes()), None, "{message}");
         }
         assert_eq!(that_shuts_down(b"XFS (loop3): shutdown"), None, "no record");
+        assert_eq!(that_shuts_down(b"12,1,2,-;XFS (loop3): shutdown\n"), None, "a program's words");
     }
 
     #[test]
