@@ -107,7 +107,8 @@ impl Node<'_> {
     /// As [`Node::start_agent`], whether or not the pool is mounted.
     pub fn start_agent_only(&self) -> Result {
         let script = format!(
-            "mount --make-rshared /
+            "while [ -e /run/agent.pid ] && [ -e /proc/$(cat /run/agent.pid) ]; do sleep 0.1; done
+             mount --make-rshared /
              mkdir -p /state {POOL}
              grep -q ' /state ' /proc/mounts || mount /disk/state /state
              if ! ip addr show eth1 | grep -q 'inet '; then ip addr add {} dev eth1; fi

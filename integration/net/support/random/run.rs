@@ -171,7 +171,11 @@ impl<'a> World<'a> {
         let usable = |a: NodeIndex| !self.down(a) && !self.paused[a].load(ORDER);
         match step {
             Step::KillAgent(a) if usable(a) && !self.agent_dead[a].swap(true, ORDER) => {
-                self.node(a).kill_agent()?;
+                // Where one of its threads waits for a node that does not answer, it lasts until that is given up.
+                self.node(a).machine.run(
+                    "kill -9 $(cat /run/agent.pid)
+                     for i in $(seq 100); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.05; done",
+                )?;
             }
             Step::StartAgent(a) if usable(a) && self.agent_dead[a].swap(false, ORDER) => {
                 self.node(a).start_agent()?;
