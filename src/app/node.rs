@@ -124,6 +124,7 @@ impl Node {
         let (host, transports) = (self.host.clone(), self.transports.clone());
         let withdrawn = tokio::task::spawn_blocking(move || {
             if host.is_stopping() {
+                tracing::info!("the machine is being switched off or rebooted");
                 transports.withdraw();
             }
         });

@@ -450,7 +450,12 @@ async fn volume_whose_owner_is_away_waits_no_longer_because_the_agent_was_starte
     rig.volumes.recover().await;
     assert_eq!(noted(), Some(since), "the next agent counts on");
     rig.heal();
-    eventually("the end of patience", || (rig.fabric.forced().len() == 2).then_some(())).await;
+    let mut forced = Vec::new();
+    let patience_ended = || {
+        forced.extend(rig.fabric.forced());
+        (forced.len() == 2).then_some(())
+    };
+    eventually("the end of patience", patience_ended).await;
     rig.fabric.set_away(false);
     eventually("its return", || complete(&vol)).await;
     until("a clean record", async || {
