@@ -64,11 +64,21 @@ pub struct AccessController {
     counters: AccessCounters,
     index: Index,
     queue: Queue,
-    /// Branches with a write under way, and whether they are to be looked at again after it.
-    busy: HashMap<Arc<str>, bool>,
+    /// Branches with a write under way.
+    busy: HashMap<Arc<str>, Meanwhile>,
     waits: Waits,
     /// To be told.
     notices: Vec<(Arc<str>, Option<String>, Notice)>,
+}
+
+/// What came while a write was under way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Meanwhile {
+    /// It is to be looked at again.
+    again: bool,
+    /// Its object was told of. That may be what the write left, or what its owner made of it: what the write's answer tells is
+    /// not known to be later.
+    told: bool,
 }
 
 enum Change {
@@ -194,16 +204,19 @@ impl AccessController {
             }
             Change::Branch(Told::Here(name, seen)) => {
                 if self.index.put_branch(&name, seen) {
+                    self.told(&name);
                     concerned.insert(name.into());
                 }
             }
             Change::Branch(Told::Gone(name)) => {
                 self.index.remove_branch(&name);
+                self.told(&name);
                 concerned.insert(name.into());
             }
             Change::Branch(Told::Only(names)) => {
                 for name in self.index.branches_beside(&names) {
                     self.index.remove_branch(&name);
+                    self.told(&name);
                     concerned.insert(name);
                 }
             }
@@ -225,10 +238,16 @@ impl AccessController {
         }
     }
 
+    fn told(&mut self, branch: &str) {
+        if let Some(meanwhile) = self.busy.get_mut(branch) {
+            meanwhile.told = true;
+        }
+    }
+
     /// Decides about a branch; what is to be written is returned as a future.
     fn reconcile(&mut self, branch: &Arc<str>) -> Option<BoxFuture<'static, Outcome>> {
-        if let Some(again) = self.busy.get_mut(branch) {
-            *again = true;
+        if let Some(meanwhile) = self.busy.get_mut(branch) {
+            meanwhile.again = true;
             return None;
         }
         let Some((decision, ground)) = self.decide(branch) else {
@@ -237,7 +256,7 @@ impl AccessController {
         };
         match decision {
             Decision::Order(_) => {
-                self.busy.insert(branch.clone(), false);
+                self.busy.insert(branch.clone(), Meanwhile::default());
                 let (store, branch) = (self.store.clone(), branch.clone());
                 Some(Box::pin(async move {
                     let result = order(store, branch.clone(), ground).await;
@@ -297,7 +316,7 @@ impl AccessController {
     /// Takes the outcome of a write into the picture.
     fn settle(&mut self, outcome: Outcome) {
         let Outcome { branch, result } = outcome;
-        let again = self.busy.remove(&branch).unwrap_or_default();
+        let Meanwhile { again, told } = self.busy.remove(&branch).unwrap_or_default();
         let now = Instant::now();
         match result {
             Ok(written) => {
@@ -322,8 +341,8 @@ impl AccessController {
                     Written::Needless(seen) => Some(seen),
                     Written::Gone => None,
                 };
-                // What is gone stays gone: its event may come before the answer.
-                if let Some(seen) = seen.filter(|_| self.index.branch(&branch).is_some()) {
+                // Where an event came first, the next ones tell the rest: of what is gone, too.
+                if let Some(seen) = seen.filter(|_| !told && self.index.branch(&branch).is_some()) {
                     self.index.put_branch(&branch, seen);
                 }
                 self.queue.add(&branch, now);

@@ -325,7 +325,8 @@ async fn a_write_that_fails_at_any_place_done_or_not_is_made_good() {
             let mut bench = Bench::new(&["o"]).await;
             bench.judge().await;
             bench.own("o");
-            let store = Faulty { inner: bench.store.clone(), left: AtomicI64::new(left), effective };
+            let fault = Fault::Fails { left: AtomicI64::new(left), effective };
+            let store = Faulty { inner: bench.store.clone(), fault };
             bench.lead_over(Arc::new(store));
             bench.attach(&["a"]).await;
             bench.given("v-0", Some("a")).await;
@@ -336,11 +337,30 @@ async fn a_write_that_fails_at_any_place_done_or_not_is_made_good() {
     }
 }
 
-/// A store whose write of a branch number `left` fails: with `effective` after it was done.
+#[tokio::test]
+async fn an_answer_that_comes_after_the_owner_has_acted_on_the_order_takes_nothing_back() {
+    let mut bench = Bench::new(&["o"]).await;
+    bench.judge().await;
+    bench.own("o");
+    bench.lead_over(Arc::new(Faulty { inner: bench.store.clone(), fault: Fault::AnswersLate }));
+    for (to, epoch) in [("a", 2), ("b", 4), ("a", 6)] {
+        bench.attach(&[to]).await;
+        assert_eq!(bench.given("v-0", Some(to)).await.epoch, Epoch(epoch), "to {to}");
+    }
+    bench.assert_sound();
+}
+
+enum Fault {
+    /// Write of a branch number `left` fails: with `effective` after it was done.
+    Fails { left: AtomicI64, effective: bool },
+    /// Writes of branches are answered when their owner has acted on them, and that was told.
+    AnswersLate,
+}
+
+/// A store with a fault.
 struct Faulty {
     inner: Arc<dyn Store>,
-    left: AtomicI64,
-    effective: bool,
+    fault: Fault,
 }
 
 impl Store for Faulty {
@@ -369,10 +389,23 @@ impl Collection<Branch> for Faulty {
     async fn update(&self, object: Branch) -> Result<Branch, StoreError> {
         let failed =
             || StoreError::Backend { action: "write".into(), source: "the test pulled the plug".into() };
-        match self.left.fetch_sub(1, Ordering::SeqCst) {
-            0 if self.effective => self.inner.branches().update(object).await.and_then(|_| Err(failed())),
-            0 => Err(failed()),
-            _ => self.inner.branches().update(object).await,
+        let branches = self.inner.branches();
+        match &self.fault {
+            Fault::Fails { left, effective } => match left.fetch_sub(1, Ordering::SeqCst) {
+                0 if *effective => branches.update(object).await.and_then(|_| Err(failed())),
+                0 => Err(failed()),
+                _ => branches.update(object).await,
+            },
+            Fault::AnswersLate => {
+                let answer = branches.update(object).await?;
+                let acted = |branch: Option<&Branch>| {
+                    let report = branch.and_then(|b| b.status.export.as_ref());
+                    report.map(|export| &export.allowed) == answer.spec.access.as_ref()
+                };
+                eventually(branches, &answer.meta.name, acted).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Ok(answer)
+            }
         }
     }
     async fn update_status(&self, object: Branch) -> Result<Branch, StoreError> {
