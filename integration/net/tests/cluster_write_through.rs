@@ -22,7 +22,7 @@ fn without_write_through_a_pod_is_told_that_the_owner_lost_power_and_keeps_what_
         let mut writer = a.write(&volume, "pod", "x", &log())?;
         goes_on(&mut writer, &log(), SOME)?;
         // Written and not flushed: what becomes of it is told by the error alone.
-        a.machine.run(format!("head -c 4M /dev/urandom >{data}/unflushed"))?;
+        a.machine.run(format!("head -c 4194304 /dev/urandom >{data}/unflushed"))?;
         b.machine.pull_plug();
         b.boot()?;
         cluster.within(BOUND, "the writer is told", || {
