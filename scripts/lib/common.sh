@@ -96,3 +96,12 @@ need_go() {
         return 77
     }
 }
+
+# Runs a command in mount and PID namespaces of its own: whatever it leaves, however it ends, is gone with them, unions that
+# outlive their agent by design included. The shell in between reaps, as an init does.
+private() {
+    # shellcheck disable=SC2016 # the inner shell expands it
+    UNION_CSI_TEST_OUTSIDE=$(readlink /proc/self/ns/mnt) \
+        unshare --mount --propagation private --pid --fork --kill-child --mount-proc -- \
+        bash -c '"$@" & wait $!' private "$@"
+}

@@ -104,16 +104,18 @@ impl Node<'_> {
         self.machine.run(mount).map(drop)
     }
 
-    /// As [`Node::start_agent`], whether or not the pool is mounted.
+    /// As [`Node::start_agent`], whether or not the pool is mounted. Where an earlier one is not gone yet, it begins when that is,
+    /// as with a kubelet.
     pub fn start_agent_only(&self) -> Result {
         let script = format!(
-            "while [ -e /run/agent.pid ] && [ -e /proc/$(cat /run/agent.pid) ]; do sleep 0.1; done
+            "earlier=$(cat /run/agent.pid 2>/dev/null || echo none)
              mount --make-rshared /
              mkdir -p /state {POOL}
              grep -q ' /state ' /proc/mounts || mount /disk/state /state
              if ! ip addr show eth1 | grep -q 'inet '; then ip addr add {} dev eth1; fi
              ip link set eth1 up
-             setsid /programs/union-csi agent --config /state/etc/agent.yaml >>{LOG} 2>&1 </dev/null &
+             setsid sh -c \"while [ -e /proc/$earlier ]; do sleep 0.1; done
+                 exec /programs/union-csi agent --config /state/etc/agent.yaml\" >>{LOG} 2>&1 </dev/null &
              echo $! >/run/agent.pid",
             apiserver::OWN_ADDRESS
         );
@@ -152,11 +154,22 @@ impl Node<'_> {
             .map(drop)
     }
 
+    /// Tells the agent to stop, and lets it do what it does for that. A thread of it that waits for a node that does not answer
+    /// lasts longer, until that is given up.
+    pub fn tell_agent_to_stop(&self) -> Result {
+        self.machine
+            .run(
+                "kill $(cat /run/agent.pid)
+                 for i in $(seq 300); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.1; done",
+            )
+            .map(drop)
+    }
+
     /// Switches the machine off in good order: systemd, whose part is played, says so; its services end; the power goes.
     pub fn power_off(&self) -> Result {
         self.machine
             .run("printf '#!/bin/sh\necho stopping\n' >/usr/bin/systemctl; chmod +x /usr/bin/systemctl")?;
-        self.stop_agent()?;
+        self.tell_agent_to_stop()?;
         self.machine.power_off()
     }
 

@@ -181,7 +181,7 @@ impl<'a> World<'a> {
                 self.node(a).start_agent()?;
             }
             Step::ReplaceAgent(a) if usable(a) && !self.agent_dead[a].load(ORDER) => {
-                self.node(a).stop_agent()?;
+                self.node(a).tell_agent_to_stop()?;
                 self.node(a).start_agent()?;
             }
             Step::Cut(a, b) => net.cut(NODES[a], NODES[b]),
