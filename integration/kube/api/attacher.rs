@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use union_csi::controllers::attacher::Attacher;
 use union_csi::controllers::cluster::{Cluster, DRIVER};
 use union_csi::controllers::lease::Claim;
+use union_csi::domain::volume::AccessMode;
 use union_csi::store::Store;
 use union_csi::store::local::LocalStore;
 use union_csi::store::object::VolumeSplit;
@@ -193,6 +194,25 @@ async fn a_volume_is_attached_kept_and_detached_again() {
         volume.is_none_or(|volume| !has_finalizer(volume.metadata.finalizers.as_ref()))
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_volume_is_attached_by_the_access_mode_that_it_had_when_that_was_asked_for() {
+    let rig = Rig::new().await;
+    rig.start(Claim::always());
+    let modes = [
+        ("ReadOnlyMany", AccessMode::MultiNodeReaderOnly),
+        ("ReadWriteOnce", AccessMode::SingleNodeMultiWriter),
+    ];
+    for (asked, attached) in modes.into_iter().cycle().take(20) {
+        let patch = json!({"spec": {"accessModes": [asked]}});
+        rig.volumes().patch(&rig.id, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        let name = rig.ask("n1").await;
+        rig.becomes_attached(&name).await;
+        assert_eq!(rig.split().await.spec.attached[0].access_mode, attached, "{asked}");
+        rig.attachments().delete(&name, &DeleteParams::default()).await.unwrap();
+        until("the attachment is gone", async || rig.attachment(&name).await.is_none()).await;
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use snafu::Snafu;
+use snafu::{Snafu, ensure};
 
 use super::decide::{FINALIZER, Write};
 use super::index::{Identity, Volume, Wish};
@@ -140,6 +140,7 @@ impl Writer {
             Write::KeepVolume => self.volume_finalizers(subject, true, written).await,
             Write::ReleaseVolume => self.volume_finalizers(subject, false, written).await,
             Write::Attach { volume, wanted, mode } => {
+                self.still_so(subject).await?;
                 self.attach(volume, wanted, *mode).await?;
                 written.push(Written::Held {
                     wish: subject.name.clone(),
@@ -166,6 +167,21 @@ impl Writer {
                 }
             }
         }
+    }
+
+    /// Refuses where the PersistentVolume is not what was decided on: how a volume is attached follows from it, and stays so. The
+    /// two watches are not in step: one that was changed before the VolumeAttachment was made may be told after it.
+    async fn still_so(&self, subject: &Subject) -> Result<(), ApplyError> {
+        let Some(known) = &subject.volume else { return Ok(()) };
+        let name = &known.identity.name;
+        // A list of one needs no right beside those of the watch.
+        let one = ListParams::default().fields(&format!("metadata.name={name}"));
+        let volumes: Api<PersistentVolume> = Api::all(self.cluster.client.clone());
+        let there = volumes.list(&one).await;
+        let there = there.map_err(|error| failed("read PersistentVolume", name, &error))?;
+        let now = there.items.into_iter().find_map(Volume::read);
+        ensure!(now.is_some_and(|now| now.says_what(known)), ConflictSnafu { name });
+        Ok(())
     }
 
     async fn attach(

@@ -95,6 +95,14 @@ impl Volume {
             block: spec.volume_mode.as_deref() == Some("Block"),
         })
     }
+
+    /// Whether this state of it says what `other` does of how it is to be attached.
+    pub(super) fn says_what(&self, other: &Self) -> bool {
+        let said = |state: &Self| Self { identity: Identity::default(), ..state.clone() };
+        self.identity.uid == other.identity.uid
+            && self.identity.deleting == other.identity.deleting
+            && said(self) == said(other)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -274,6 +282,23 @@ mod tests {
         assert_eq!(index.attached_beside(&HashSet::new()).len(), 1);
         assert_eq!(index.put_attached(&volume, wishes(&[])), ["b"]);
         assert!(index.held.is_empty() && index.attached.is_empty());
+    }
+
+    #[test]
+    fn another_state_of_a_volume_says_the_same_unless_it_is_to_be_attached_in_another_way() {
+        let identity = Identity { uid: "1".into(), version: "1".into(), ..Identity::default() };
+        let known = Volume { identity, access_modes: vec!["ReadWriteOnce".into()], ..Volume::default() };
+        let changed = |change: fn(&mut Volume)| {
+            let mut volume = known.clone();
+            change(&mut volume);
+            volume.says_what(&known)
+        };
+        assert!(changed(|v| v.identity.version = "2".into()), "its labels");
+        assert!(changed(|v| v.identity.finalizers.push("a/a".into())), "who keeps it");
+        assert!(!changed(|v| v.access_modes = vec!["ReadOnlyMany".into()]));
+        assert!(!changed(|v| v.read_only = true));
+        assert!(!changed(|v| v.identity.deleting = true));
+        assert!(!changed(|v| v.identity.uid = "2".into()), "another of that name");
     }
 
     #[test]
