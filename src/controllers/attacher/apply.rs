@@ -156,9 +156,7 @@ impl Writer {
             Write::Refuse(reason) => RefusedSnafu { reason }.fail(),
             Write::Detach(volumes) => self.detach(subject, volumes, written).await,
             Write::DetachIfGone(volumes) => {
-                // A list of one needs no right beside those of the watch.
-                let one = ListParams::default().fields(&format!("metadata.name={}", subject.name));
-                let there = self.wishes().list(&one).await;
+                let there = self.wishes().list(&only(&subject.name)).await;
                 let there = there.map_err(|error| failed("read VolumeAttachment", &subject.name, &error))?;
                 match there.items.into_iter().find_map(Wish::read) {
                     // The watch is late: what it tells next is decided on.
@@ -174,10 +172,7 @@ impl Writer {
     async fn still_so(&self, subject: &Subject) -> Result<(), ApplyError> {
         let Some(known) = &subject.volume else { return Ok(()) };
         let name = &known.identity.name;
-        // A list of one needs no right beside those of the watch.
-        let one = ListParams::default().fields(&format!("metadata.name={name}"));
-        let volumes: Api<PersistentVolume> = Api::all(self.cluster.client.clone());
-        let there = volumes.list(&one).await;
+        let there = self.volumes().list(&only(name)).await;
         let there = there.map_err(|error| failed("read PersistentVolume", name, &error))?;
         let now = there.items.into_iter().find_map(Volume::read);
         ensure!(now.is_some_and(|now| now.says_what(known)), ConflictSnafu { name });
@@ -299,8 +294,7 @@ impl Writer {
         let Some(volume) = &subject.volume else { return Ok(()) };
         let patch = finalizers(&volume.identity, keep);
         let name = volume.identity.name.clone();
-        let volumes: Api<PersistentVolume> = Api::all(self.cluster.client.clone());
-        match volumes.patch(&name, &parameters(), &Patch::Merge(&patch)).await {
+        match self.volumes().patch(&name, &parameters(), &Patch::Merge(&patch)).await {
             Ok(now) => {
                 subject.volume = Volume::read(now);
                 written.extend(subject.volume.clone().map(|volume| Written::Volume(Box::new(volume))));
@@ -314,11 +308,20 @@ impl Writer {
     fn wishes(&self) -> Api<VolumeAttachment> {
         Api::all(self.cluster.client.clone())
     }
+
+    fn volumes(&self) -> Api<PersistentVolume> {
+        Api::all(self.cluster.client.clone())
+    }
 }
 
 fn take_wish(subject: &mut Subject, now: VolumeAttachment, written: &mut Vec<Written>) {
     subject.wish = Wish::read(now);
     written.extend(subject.wish.clone().map(|wish| Written::Wish(Box::new(wish))));
+}
+
+/// One object, as a list: that needs no right beside those of the watch.
+fn only(name: &str) -> ListParams {
+    ListParams::default().fields(&format!("metadata.name={name}"))
 }
 
 fn parameters() -> PatchParams {
