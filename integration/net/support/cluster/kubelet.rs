@@ -154,15 +154,9 @@ impl Node<'_> {
             .map(drop)
     }
 
-    /// Tells the agent to stop, and lets it do what it does for that. A thread of it that waits for a node that does not answer
-    /// lasts longer, until that is given up.
+    /// Tells the agent to stop, and lets it do what it does for that.
     pub fn tell_agent_to_stop(&self) -> Result {
-        self.machine
-            .run(
-                "kill $(cat /run/agent.pid)
-                 for i in $(seq 300); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.1; done",
-            )
-            .map(drop)
+        self.machine.run(signal_agent("TERM", 30)).map(drop)
     }
 
     /// Switches the machine off in good order: systemd, whose part is played, says so; its services end; the power goes.
@@ -352,4 +346,14 @@ impl Node<'_> {
 fn csi_script(call: &str, given: &[String]) -> String {
     let given: Vec<String> = given.iter().map(|g| format!("'{g}'")).collect();
     format!("inside csi {call} kubelet={KUBELET} {}", given.join(" "))
+}
+
+/// A script that sends the agent a signal and waits for its end, at most so many seconds: a thread of it that waits for a node
+/// that does not answer lasts longer, until that is given up.
+pub fn signal_agent(signal: &str, seconds: u32) -> String {
+    format!(
+        "kill -{signal} $(cat /run/agent.pid)
+         for i in $(seq {}); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.1; done",
+        seconds * 10
+    )
 }

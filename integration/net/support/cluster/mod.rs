@@ -27,7 +27,7 @@ use union_csi::store::{Selector, Store};
 
 use super::{Machine, Network, Options, Result};
 use apiserver::ApiServer;
-pub use kubelet::{Agent, Node, QUOTA_POOL};
+pub use kubelet::{Agent, Node, QUOTA_POOL, signal_agent};
 #[allow(unused_imports, reason = "some tests name them")]
 pub use objects::{Claim, Volume};
 pub(super) use shared::end_if_idle;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::super::Result;
-use super::super::cluster::{Cluster, Node, Volume};
+use super::super::cluster::{Cluster, Node, Volume, signal_agent};
 use super::judge::{Pod, faults};
 use super::left::{Consoles, disks, left};
 use super::pods::{Goal, Keeper};
@@ -171,11 +171,7 @@ impl<'a> World<'a> {
         let usable = |a: NodeIndex| !self.down(a) && !self.paused[a].load(ORDER);
         match step {
             Step::KillAgent(a) if usable(a) && !self.agent_dead[a].swap(true, ORDER) => {
-                // Where one of its threads waits for a node that does not answer, it lasts until that is given up.
-                self.node(a).machine.run(
-                    "kill -9 $(cat /run/agent.pid)
-                     for i in $(seq 100); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.05; done",
-                )?;
+                self.node(a).machine.run(signal_agent("KILL", 5))?;
             }
             Step::StartAgent(a) if usable(a) && self.agent_dead[a].swap(false, ORDER) => {
                 self.node(a).start_agent()?;
@@ -233,19 +229,19 @@ impl<'a> World<'a> {
     /// As a service manager does it: programs end, disks are written, the power goes.
     fn go_off(&self, a: NodeIndex) {
         let machine = self.node(a).machine;
-        let asked = machine.start_command(
+        let script = format!(
             "for each in /proc/[0-9]*; do
                  case $(tr '\\0' ' ' <$each/cmdline 2>/dev/null) in
-                 'inside workload '*) kill ${each#/proc/} || true ;;
+                 'inside workload '*) kill ${{each#/proc/}} || true ;;
                  esac
              done
              printf '#!/bin/sh\necho stopping\n' >/usr/bin/systemctl; chmod +x /usr/bin/systemctl
-             kill $(cat /run/agent.pid) || true
-             for i in $(seq 200); do [ -e /proc/$(cat /run/agent.pid) ] || break; sleep 0.1; done
+             {{ {}; }} || true
              timeout 5 sync /pool /state || true
              poweroff -f -n",
-            OFF_BOUND,
+            signal_agent("TERM", 20)
         );
+        let asked = machine.start_command(script, OFF_BOUND);
         let end = Instant::now() + OFF_BOUND;
         while asked.is_ok() && machine.is_on() && Instant::now() < end {
             thread::sleep(TICK);
