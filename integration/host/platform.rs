@@ -257,7 +257,7 @@ fn platform_a_detached_process_has_nothing_of_its_starter() {
         !PathBuf::from(format!("/proc/{pid}")).exists()
     });
     assert!(reaped, "init takes its end, nobody here has to");
-    let left = host.mounts().expect("mounts").entries;
+    let left = &host.mounts().expect("mounts").entries;
     for mount in left.iter().filter(|e| e.fs_type.starts_with("cgroup")) {
         assert!(!mount.mount_point.join("union-csi-unions").join(name).exists());
     }

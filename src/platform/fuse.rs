@@ -76,8 +76,8 @@ impl Host {
 
     /// Where fusectl is mounted, after mounting it where it is not.
     fn connections(&self) -> Result<PathBuf> {
-        if let Some(mounted) = self.mounts()?.entries.into_iter().find(|entry| entry.fs_type == "fusectl") {
-            return Ok(mounted.mount_point);
+        if let Some(mounted) = self.mounts()?.entries.iter().find(|entry| entry.fs_type == "fusectl") {
+            return Ok(mounted.mount_point.clone());
         }
         let target = Path::new(CONNECTIONS);
         let attr = MountAttr { nosuid: true, nodev: true, noexec: true, noatime: false, read_only: false };

@@ -205,6 +205,8 @@ pub struct Host {
     gate: Option<Arc<dyn Gate>>,
     /// Questions that may never be answered, shared by all clones.
     probes: bounded::Probes,
+    /// Of the table of mounts, shared likewise.
+    readings: Arc<mount::Readings>,
 }
 
 impl std::fmt::Debug for Host {

@@ -51,7 +51,7 @@ impl Host {
     /// The living mount cannot be opened, or `/proc` not read, or it took longer than a minute. Single mounts that fail are
     /// counted, logged and left.
     pub fn swap_mounts(&self, dead: (u32, u32), living: &Path) -> Result<SwapReport> {
-        let replacement = Replacement::open(&self.mounts()?, dead, living)?;
+        let replacement = Replacement::open(&*self.mounts()?, dead, living)?;
         self.swap(replacement, living)
     }
 
@@ -61,7 +61,7 @@ impl Host {
     /// # Errors
     /// As [`Host::swap_mounts`].
     pub fn swap_mounts_of(&self, dead: &MountEntry, living: &Path) -> Result<SwapReport> {
-        let replacement = Replacement::open(&self.mounts()?, dead.device, living)?;
+        let replacement = Replacement::open(&*self.mounts()?, dead.device, living)?;
         self.swap(Replacement { dead: Dead::of(dead, dead.device), ..replacement }, living)
     }
 

@@ -258,7 +258,7 @@ impl Unions {
     }
 
     fn state(&self, record: &Record) -> Result<UnionState, UnionError> {
-        self.state_in(record, &self.host.mounts().map_err(host("read the mount table"))?)
+        self.state_in(record, &*self.host.mounts().map_err(host("read the mount table"))?)
     }
 
     fn state_in(&self, record: &Record, mounts: &MountTable) -> Result<UnionState, UnionError> {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::record::{Origin, Record, branch_mount};
 use crate::domain::VolumeId;
@@ -11,7 +12,7 @@ use crate::platform::mount::{MountEntry, MountTable};
 /// The mounts of one moment, by mount point.
 #[derive(Debug)]
 pub(super) struct View {
-    table: MountTable,
+    table: Arc<MountTable>,
     top: HashMap<PathBuf, usize>,
 }
 
@@ -30,7 +31,7 @@ pub(super) enum Found<'a> {
 
 impl View {
     /// A view of the table.
-    pub(super) fn new(table: MountTable) -> Self {
+    pub(super) fn new(table: Arc<MountTable>) -> Self {
         let mut stacks: HashMap<&Path, Vec<usize>> = HashMap::with_capacity(table.entries.len());
         for (index, entry) in table.entries.iter().enumerate() {
             stacks.entry(&entry.mount_point).or_default().push(index);
@@ -49,7 +50,7 @@ impl View {
     }
 
     /// The mounts.
-    pub(super) const fn table(&self) -> &MountTable {
+    pub(super) fn table(&self) -> &MountTable {
         &self.table
     }
 
@@ -150,7 +151,7 @@ mod tests {
     }
 
     fn view(entries: Vec<MountEntry>) -> View {
-        View::new(MountTable { entries })
+        View::new(Arc::new(MountTable { entries }))
     }
 
     fn origin(minor: u32) -> Origin {

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)] // mount_setattr(2) has no wrapper in nix, rustix or libc.
 
+mod readings;
 mod table;
 
 use std::ffi::c_long;
@@ -9,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::mount::{MntFlags, MsFlags};
@@ -17,6 +19,7 @@ use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
+pub(super) use self::readings::Readings;
 pub(super) use self::table::{is_nfs, parse_table, table_of};
 use super::file::fd_path;
 use super::{Host, Result, failed};
@@ -219,14 +222,14 @@ pub(super) fn attach(tree: &OwnedFd, target: &Path) -> Result<()> {
 }
 
 impl Host {
-    /// The mounts of this process's namespace.
+    /// The mounts of this process's namespace, as they are at some time after the call began; shared with others who ask now.
     ///
     /// # Errors
     /// `/proc/self/mountinfo` cannot be read or understood.
-    pub fn mounts(&self) -> Result<MountTable> {
+    pub fn mounts(&self) -> Result<Arc<MountTable>> {
         let file = Path::new("/proc/self/mountinfo");
         self.enter("read mounts", file)?;
-        table_of(file)
+        self.readings.next(|| table_of(file))
     }
 
     /// Mounts `source` of type `fs_type` at the existing directory `target` (mount(2)).

@@ -161,7 +161,7 @@ impl Host {
                 reason: "it is not one plain name".to_owned(),
             });
         }
-        for hierarchy in found(&self.mounts()?)?.iter().filter(|h| h.made && h.leads_outside()) {
+        for hierarchy in found(&*self.mounts()?)?.iter().filter(|h| h.made && h.leads_outside()) {
             let parent = hierarchy.top.join(PARENT);
             remove(&parent.join(name))?;
             // The last one takes the parent along; others are in the way, or it is gone.

@@ -91,7 +91,7 @@ impl Host {
                 reason: "it is not one plain name".to_owned(),
             });
         }
-        Ok(cgroup::make(&self.mounts()?, name).unwrap_or_else(|reason| {
+        Ok(cgroup::make(&*self.mounts()?, name).unwrap_or_else(|reason| {
             warn_of_cgroup(name, &reason);
             Vec::new()
         }))

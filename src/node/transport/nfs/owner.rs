@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -78,7 +78,7 @@ impl NfsOwner {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn mounts(&self) -> Result<MountTable, TransportError> {
+    fn mounts(&self) -> Result<Arc<MountTable>, TransportError> {
         self.host.mounts().map_err(kernel("read the table of mounts"))
     }
 
@@ -371,7 +371,7 @@ impl NfsOwner {
 
     /// Ends an export and every right on it.
     fn end(&self, id: &ExportId) -> Result<(), TransportError> {
-        let rights = self.rights(&self.mounts()?);
+        let rights = self.rights(&*self.mounts()?);
         let gone: BTreeSet<_> = rights.into_iter().filter(|(_, of)| of == id).collect();
         self.revoke(&gone)?;
         let point = self.export_point(id);
@@ -438,7 +438,7 @@ impl Owner for NfsOwner {
             }));
         };
         self.require_exportable(directory)?;
-        for other in self.standing(&self.mounts()?).into_iter().filter(|e| e.branch == id.branch) {
+        for other in self.standing(&*self.mounts()?).into_iter().filter(|e| e.branch == id.branch) {
             if other.generation > id.generation {
                 return Err(TransportError::Outdated {
                     branch: id.branch.clone(),
@@ -520,7 +520,7 @@ impl Owner for NfsOwner {
         let _turn = self.turn();
         let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
         // One that somebody else runs ends by their hand.
-        if state.threads == 0 || self.standing(&self.mounts()?).is_empty() {
+        if state.threads == 0 || self.standing(&*self.mounts()?).is_empty() {
             return Ok(());
         }
         self.host.nfs_server_stop(&self.roots).map_err(kernel("stop the NFS server"))
@@ -537,7 +537,7 @@ impl Owner for NfsOwner {
     }
 
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
-        if !self.standing(&self.mounts()?).contains(id) {
+        if !self.standing(&*self.mounts()?).contains(id) {
             return Err(TransportError::Absent { branch: id.branch.clone(), what: "exported" });
         }
         Err(TransportError::Unable {
@@ -552,7 +552,7 @@ impl Owner for NfsOwner {
 
     fn forgotten(&self) -> Result<bool, TransportError> {
         let _turn = self.turn();
-        let bound = self.rights(&self.mounts()?);
+        let bound = self.rights(&*self.mounts()?);
         Ok(self.told(&bound)?.len() < bound.len())
     }
 
