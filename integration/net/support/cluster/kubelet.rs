@@ -105,7 +105,7 @@ impl Node<'_> {
     }
 
     /// As [`Node::start_agent`], whether or not the pool is mounted. Where an earlier one is not gone yet, it begins when that is,
-    /// as with a kubelet.
+    /// as with a kubelet. Every second one is of the version `/programs/other`, where there is that.
     pub fn start_agent_only(&self) -> Result {
         let script = format!(
             "earlier=$(cat /run/agent.pid 2>/dev/null || echo none)
@@ -114,8 +114,11 @@ impl Node<'_> {
              grep -q ' /state ' /proc/mounts || mount /disk/state /state
              if ! ip addr show eth1 | grep -q 'inet '; then ip addr add {} dev eth1; fi
              ip link set eth1 up
+             echo start >>/state/starts
+             program=union-csi
+             if [ -e /programs/other ] && [ $(($(wc -l </state/starts) % 2)) = 0 ]; then program=other; fi
              setsid sh -c \"while [ -e /proc/$earlier ]; do sleep 0.1; done
-                 exec /programs/union-csi agent --config /state/etc/agent.yaml\" >>{LOG} 2>&1 </dev/null &
+                 exec /programs/$program agent --config /state/etc/agent.yaml\" >>{LOG} 2>&1 </dev/null &
              echo $! >/run/agent.pid",
             apiserver::OWN_ADDRESS
         );
