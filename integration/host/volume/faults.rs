@@ -183,3 +183,27 @@ async fn volume_calls_that_crash_anywhere_are_finished_by_the_next() {
     let places = fail_everywhere(&[("a", 24, IMAGE), ("b", 24, DIRECTORY)], true).await;
     assert!(places > 60, "only {places} places were tried");
 }
+
+/// The kernel gives the number of a device whose last mount is gone to the next mount on the machine.
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_whose_unstaging_failed_anywhere_is_not_taken_for_one_that_was_staged_meanwhile() {
+    for format in [IMAGE, DIRECTORY] {
+        let (rig, faults, vol) = on_faulty_ground(&[("a", 24, format), ("b", 24, format)]).await;
+        let other = rig.volume(&[("a", 24, format), ("b", 24, format)]).await;
+        for number in 0.. {
+            rig.volumes.stage(&vol.stage()).await.expect("stage");
+            faults.arm(number, false);
+            let _ = rig.volumes.unstage(&vol.id, &vol.staging).await;
+            let hit = faults.disarm();
+            rig.volumes.stage(&other.stage()).await.expect("stage the other");
+            let again = rig.volumes.unstage(&vol.id, &vol.staging).await;
+            again.unwrap_or_else(|e| panic!("unstage after fault {number} ({}): {e}", faults.last()));
+            rig.volumes.unstage(&other.id, &other.staging).await.expect("unstage the other");
+            rig.assert_nothing_left_after(&format!("{format:?} with fault {number} ({})", faults.last()));
+            if !hit {
+                assert!(number > 10, "only {number} places were tried");
+                break;
+            }
+        }
+    }
+}

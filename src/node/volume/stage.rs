@@ -179,6 +179,10 @@ impl Core {
             self.save(record)?;
         }
         self.unbind(record)?;
+        // Nothing shows it any more, and what is unmounted from now on may give its number to another volume.
+        if record.origin.take().is_some() {
+            self.save(record)?;
+        }
         self.stop_union(slot, record)?;
         self.drop_lost(record.volume())?;
         let (remote, own): (Vec<_>, Vec<_>) = record.branches.iter().partition(|b| b.spec.node != self.node);
