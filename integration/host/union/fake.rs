@@ -1,6 +1,9 @@
 //! Programs that are no mergerfs, or a bad one.
 
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+
+use union_csi::platform::Gate;
 
 use super::*;
 
@@ -154,6 +157,48 @@ fn an_option_for_speed_that_is_ignored_is_left_out_from_then_on() {
     assert!(!unions.options(&volume()).expect("options").contains_key("cache.statfs"));
     unions.stop(&volume(), false).expect("stop");
     machine.assert_clean();
+}
+
+/// Holds the first look at a mount back until that mount is gone.
+struct LateLook {
+    seen: PathBuf,
+}
+
+impl Gate for LateLook {
+    fn enter(&self, effect: &'static str, subject: &str) -> std::io::Result<()> {
+        if effect == "statfs" && subject.ends_with("/union") && !self.seen.exists() {
+            std::fs::write(&self.seen, "")?;
+            eventually("the mount is gone", || {
+                let table = std::fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+                !table.contains(subject)
+            });
+        }
+        Ok(())
+    }
+}
+
+/// 2.33 mounts before it refuses an option: who asks that mount a moment later is answered by what lies beneath.
+#[test]
+fn an_option_that_is_refused_after_the_mount_was_seen_is_left_out_from_then_on() {
+    let mut machine = Machine::with_directories(2);
+    let seen = machine.scratch.join("seen");
+    machine.settings.path = script(
+        &machine,
+        &format!(
+            "#!/bin/bash\n[ \"$1\" = --version ] && exec echo mergerfs version: 2.33.5\n\
+             [[ $3 == *cache.statfs=* ]] || exec mergerfs \"$@\"\n\
+             mergerfs \"$@\" &\n\
+             for _ in {{1..1000}}; do [ -e {} ] && break; sleep 0.01; done\n\
+             echo \"fuse: unknown option \\`cache.statfs=1'\" >&2\n\
+             umount -l \"$5\"\nexit 1\n",
+            seen.display()
+        ),
+    );
+    machine.host = Host::behind(Arc::new(LateLook { seen: seen.clone() }));
+    let unions = machine.working_agent();
+    assert!(seen.exists(), "the mount was seen before the option was refused");
+    assert_eq!(unions.abilities().refused_options, ["cache.statfs"]);
+    assert_eq!(machine.mounted("fuse.mergerfs"), Vec::<PathBuf>::new());
 }
 
 /// The dialect of 2.42 against a program that does not speak it: whatever it refuses is done without, or is told.

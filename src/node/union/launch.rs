@@ -33,6 +33,9 @@ const LOG_MAX: u64 = 1 << 20;
 /// Given to a process to end by itself before it is killed.
 const END_BOUND: Duration = Duration::from_secs(2);
 
+/// How long a process that has taken its mount away may need to be gone.
+const ENDING_BOUND: Duration = Duration::from_millis(500);
+
 /// How long an unmount may take: files that are mapped are written through the process, which may wait for a branch.
 pub(super) const UNMOUNT_BOUND: Duration = Duration::from_secs(30);
 
@@ -116,10 +119,29 @@ impl Launch<'_> {
                 options: settings.into_iter().filter_map(|s| Some((s.name, s.value?))).collect(),
             }),
             Err(error) => {
+                let error = self.why_it_ended(&process, log_start, error);
                 self.abandon(&process);
                 Err(error)
             }
         }
+    }
+
+    /// MergerFS 2.33 mounts before it refuses an option that it does not know, and takes the mount away as it ends: who has
+    /// seen that mount is answered by the directory beneath, and what the process said tells more than that.
+    fn why_it_ended(&self, process: &ProcessId, log_start: usize, seen: UnionError) -> UnionError {
+        match seen {
+            UnionError::Host { .. } | UnionError::Request { .. }
+                if self.host.process_wait(process, ENDING_BOUND).unwrap_or(false) =>
+            {
+                self.ended_at_once(log_start)
+            }
+            _ => seen,
+        }
+    }
+
+    fn ended_at_once(&self, log_start: usize) -> UnionError {
+        let reason = format!("it ended at once: {}", self.said(log_start));
+        UnionError::Start { volume: self.spec.volume.clone(), reason }
     }
 
     fn command(&self, settings: &[Setting], branches: &str) -> DetachedCommand {
@@ -182,7 +204,7 @@ impl Launch<'_> {
         let entry = loop {
             let gone = self.host.process_wait(process, pause).map_err(host("wait for mergerfs"))?;
             if gone {
-                return Err(start(format!("it ended at once: {}", self.said(log_start))));
+                return Err(self.ended_at_once(log_start));
             }
             if let Some(entry) = mounted_at(self.host, &self.spec.mount_point)? {
                 break entry;
