@@ -25,17 +25,7 @@ impl Running {
     }
 
     fn signal(&self, signal: Signal) {
-        let pid = nix::unistd::Pid::from_raw(i32::try_from(self.0.id()).expect("pid"));
-        nix::sys::signal::kill(pid, signal).expect("kill");
-        // Its threads stop one after the other, and may answer until then.
-        if signal == Signal::SIGSTOP {
-            wait_for("every thread has stopped", || {
-                let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
-                tasks.flatten().all(|task| {
-                    fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
-                })
-            });
-        }
+        crate::support::signal(self.0.id(), signal);
     }
 }
 

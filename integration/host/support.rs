@@ -4,6 +4,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 /// Stops a test that would touch the machine's own mount namespace. Init's cannot always be read (a container's init may
 /// have more capabilities than root has here), so any ancestor in another one will do. In a PID namespace no ancestor is
@@ -30,6 +34,26 @@ pub fn run(program: &str, args: &[&str]) -> String {
     let out = Command::new(program).args(args).output().unwrap_or_else(|e| panic!("{program}: {e}"));
     assert!(out.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&out.stderr));
     String::from_utf8_lossy(&out.stdout).trim().to_owned()
+}
+
+/// Sends a signal to one process. After SIGSTOP it stands still on return: its threads stop one after the other, and may
+/// answer until then.
+pub fn signal(pid: impl TryInto<i32>, signal: Signal) {
+    let pid = Pid::from_raw(pid.try_into().ok().expect("a pid"));
+    nix::sys::signal::kill(pid, signal).unwrap_or_else(|e| panic!("{signal} to process {pid}: {e}"));
+    let asked = Instant::now();
+    while signal == Signal::SIGSTOP && !stands_still(pid) {
+        assert!(asked.elapsed() < Duration::from_secs(20), "process {pid} does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether all threads of a process have stopped, or ended.
+fn stands_still(pid: Pid) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    tasks.flatten().all(|task| {
+        std::fs::read_to_string(task.path().join("stat")).map_or(true, |stat| stat.contains(") T "))
+    })
 }
 
 /// A scratch directory; what is mounted below it is unmounted when it goes.

@@ -92,14 +92,14 @@ impl Host {
             OpenOptions::new().read(true).write(true).open(&name)
         })?;
         let file = opened.ok_or_else(|| late("open", path, bound))?.map_err(failed("open", path))?;
-        self.process_signal(server, libc::SIGSTOP)?;
+        let paused = self.process_pause(server, bound);
         let answered = self.probes.ask(path, bound, move || {
             let outcome = overwrite(&file);
             // Closing asks the process again: not while it is stopped.
             (outcome, file)
         });
         self.process_signal(server, libc::SIGCONT)?;
-        let passed = matches!(&answered, Ok(Some((Ok(()), _))));
+        let passed = paused? && matches!(&answered, Ok(Some((Ok(()), _))));
         drop(answered?);
         let name = path.to_owned();
         // Right after a timeout the abandoned question still holds the path: the directory is removed with all in it.

@@ -6,15 +6,15 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use tonic::{Code, Status};
 use union_csi::csi::proto;
 
 use super::ground::{
-    Ground, PATIENCE, WRITER, content, processes_of, readable, record_path, signal, split, until,
-    write_record,
+    Ground, PATIENCE, WRITER, content, processes_of, readable, record_path, split, until, write_record,
 };
 use crate::agent::{Csi, Wanted, mounted};
-use crate::support::{Scratch, disk, run};
+use crate::support::{Scratch, disk, run, signal};
 
 /// Numbers that are the same for the same seed (xorshift64*).
 struct Dice(u64);
@@ -57,7 +57,7 @@ async fn insist(ground: &mut Ground, dice: &mut Dice, kills: &mut u32, which: Ca
         let (pid, after) = (ground.agent.pid(), Duration::from_millis(dice.below(120)));
         std::thread::spawn(move || {
             std::thread::sleep(after);
-            signal(pid, "KILL");
+            signal(pid, Signal::SIGKILL);
         })
     });
     let mut csi = ground.agent.csi().await;
@@ -130,7 +130,7 @@ async fn an_agent_killed_at_any_moment_of_any_call_ends_well_and_leaves_nothing(
 fn reboot(ground: &mut Ground) {
     ground.agent.kill();
     for (pid, _) in processes_of(&ground.scratch) {
-        signal(pid, "KILL");
+        signal(pid, Signal::SIGKILL);
     }
     let root = ground.scratch.path().to_owned();
     let table = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");

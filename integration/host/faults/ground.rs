@@ -161,11 +161,6 @@ pub(super) fn split(name: &str, mib: u64, count: u32, more: &[(&str, &str)]) -> 
     wanted
 }
 
-pub(super) fn signal(pid: u32, name: &str) {
-    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
-    assert!(status.expect("kill").success(), "process {pid} is not there");
-}
-
 /// Waits until `look` is content; what it last complained of where it never is.
 pub(super) async fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let begun = Instant::now();

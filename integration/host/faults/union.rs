@@ -3,9 +3,10 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use super::ground::{
-    Container, Ground, READER, Records, assert_records, csi, readable, signal, split, until,
-};
+use nix::sys::signal::Signal;
+
+use super::ground::{Container, Ground, READER, Records, assert_records, csi, readable, split, until};
+use crate::support::signal;
 
 fn errno(result: std::io::Result<impl Sized>) -> Option<i32> {
     result.err().and_then(|e| e.raw_os_error())
@@ -27,7 +28,7 @@ async fn a_killed_mergerfs_comes_back_under_its_writers_here_and_in_containers()
     for round in 1..=3 {
         let pid = ground.mergerfs(&id);
         let begun = Instant::now();
-        signal(pid, "KILL");
+        signal(pid, Signal::SIGKILL);
         until("another mergerfs", || match ground.told(&id)["local"]["pid"].as_u64() {
             Some(now) if now != u64::from(pid) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -70,7 +71,7 @@ async fn a_mergerfs_that_hangs_is_told_so_and_replaced_and_hinders_no_other_volu
     let records = Records::write(&other_target.join("records"));
     let pid = ground.mergerfs(&id);
     let begun = Instant::now();
-    signal(pid, "STOP");
+    signal(pid, Signal::SIGSTOP);
     until("the report", || {
         let told = ground.told(&id);
         let message = told["message"].as_str().unwrap_or_default().to_owned();

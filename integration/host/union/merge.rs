@@ -44,11 +44,10 @@ fn a_signal_ends_a_union_that_is_held() {
     let machine = Machine::with_directories(2);
     let request = request(&machine, &[]);
     runtime().block_on(async {
-        for number in [libc::SIGTERM, libc::SIGINT] {
+        for signal in [Signal::SIGTERM, Signal::SIGINT] {
             let stop = StopSignals::listen().expect("signals");
             let merged = merge(&machine.host, &machine.settings, &request).expect("merged");
-            nix::sys::signal::raise(nix::sys::signal::Signal::try_from(number).expect("signal"))
-                .expect("raise");
+            nix::sys::signal::raise(signal).expect("raise");
             tokio::time::timeout(Duration::from_secs(20), hold(&machine.host, &merged, stop))
                 .await
                 .expect("in time")
@@ -66,7 +65,7 @@ fn a_held_union_whose_process_dies_is_an_error_and_leaves_no_dead_mount() {
     runtime().block_on(async {
         let stop = StopSignals::listen().expect("signals");
         let merged = merge(&machine.host, &machine.settings, &request).expect("merged");
-        signal(&merged.process, libc::SIGKILL);
+        signal(&merged.process, Signal::SIGKILL);
         let error = tokio::time::timeout(Duration::from_secs(20), hold(&machine.host, &merged, stop))
             .await
             .expect("in time")

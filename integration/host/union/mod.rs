@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use union_csi::domain::union::UnionKind;
 use union_csi::domain::{Bytes, VolumeId};
 use union_csi::node::union::{MergerfsSettings, UnionSpec, UnionState, Unions};
@@ -159,8 +160,8 @@ fn process(state: &UnionState) -> ProcessId {
     }
 }
 
-fn signal(process: &ProcessId, signal: i32) {
-    assert!(Host::new().process_signal(process, signal).expect("signal"), "the process is gone");
+fn signal(process: &ProcessId, signal: Signal) {
+    crate::support::signal(process.pid, signal);
 }
 
 /// Waits for what must come to be; the bound is only for tests that fail.

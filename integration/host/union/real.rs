@@ -219,7 +219,7 @@ fn a_dead_union_is_seen_and_started_anew() {
     let unions = machine.working_agent();
     let state = unions.ensure(&machine.spec()).expect("a union");
     let UnionState::Running { device, .. } = state else { panic!("{state:?}") };
-    signal(&process(&state), libc::SIGKILL);
+    signal(&process(&state), Signal::SIGKILL);
     assert!(machine.host.process_wait(&process(&state), Duration::from_secs(10)).expect("wait"));
     assert_eq!(unions.observe(&volume()).expect("observe"), UnionState::Dead { device: Some(device) });
     let anew = unions.ensure(&machine.spec()).expect("started anew");
@@ -240,7 +240,7 @@ fn the_end_of_the_process_is_told_at_once() {
         tokio::pin!(watched);
         let early = tokio::time::timeout(Duration::from_millis(50), &mut watched).await;
         assert!(early.is_err(), "told before it ended");
-        signal(&process, libc::SIGKILL);
+        signal(&process, Signal::SIGKILL);
         tokio::time::timeout(Duration::from_secs(10), &mut watched).await.expect("told").expect("watched");
         watch_exit(&machine.host, &process).await.expect("gone already");
     });
@@ -254,7 +254,7 @@ fn a_process_that_stands_still_is_hung_and_not_dead() {
     let unions = machine.working_agent();
     let state = unions.ensure(&machine.spec()).expect("a union");
     let UnionState::Running { device, .. } = state else { panic!("{state:?}") };
-    signal(&process(&state), libc::SIGSTOP);
+    signal(&process(&state), Signal::SIGSTOP);
     let process = process(&state);
     assert_eq!(
         unions.observe(&volume()).expect("observe"),
@@ -262,9 +262,9 @@ fn a_process_that_stands_still_is_hung_and_not_dead() {
     );
     let error = unions.ensure(&machine.spec()).expect_err("not adopted").to_string();
     assert!(error.contains("does not answer"), "{error}");
-    signal(&process, libc::SIGCONT);
+    signal(&process, Signal::SIGCONT);
     eventually("it answers again", || unions.observe(&volume()).expect("observe") == state);
-    signal(&process, libc::SIGSTOP);
+    signal(&process, Signal::SIGSTOP);
     unions.stop(&volume(), true).expect("a hung union can be stopped by force");
     machine.assert_clean();
 }
@@ -290,7 +290,7 @@ fn a_branch_that_stands_still_is_told_from_a_process_that_does() {
         ..machine.spec()
     };
     let above = unions.ensure(&outer).expect("a union");
-    signal(&process(&below), libc::SIGSTOP);
+    signal(&process(&below), Signal::SIGSTOP);
     let data = outer.mount_point.join("data");
     eventually("the branch does stand still", || {
         let liveness = machine.host.liveness(&data, Duration::from_millis(300)).expect("asked");
@@ -299,7 +299,7 @@ fn a_branch_that_stands_still_is_told_from_a_process_that_does() {
     assert_eq!(unions.observe(&volume()).expect("observe"), above);
     assert!(matches!(unions.observe(&inner.volume).expect("observe"), UnionState::Hung { .. }));
     unions.stop(&volume(), true).expect("a union over a hung branch can be stopped by force");
-    signal(&process(&below), libc::SIGCONT);
+    signal(&process(&below), Signal::SIGCONT);
     unions.stop(&inner.volume, true).expect("stop");
     eventually("what waited for the branch has ended", || processes_of(machine.scratch.path()).is_empty());
     machine.assert_clean();
@@ -311,7 +311,7 @@ fn a_dead_union_is_replaced_beside_its_mount_and_discarded_later() {
     let unions = machine.working_agent();
     let old = machine.spec();
     let state = unions.ensure(&old).expect("a union");
-    signal(&process(&state), libc::SIGKILL);
+    signal(&process(&state), Signal::SIGKILL);
     assert!(machine.host.process_wait(&process(&state), Duration::from_secs(10)).expect("wait"));
     let new = UnionSpec { mount_point: machine.scratch.join("mnt/pvc-1/1"), ..old.clone() };
     let replaced = unions.replace(&new).expect("replaced");

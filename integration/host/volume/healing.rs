@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use union_csi::node::volume::PublishRequest;
 use union_csi::platform::Host;
 
-use super::rig::{DIRECTORY, IMAGE, Rig, Vol, errno, eventually, signal, until};
-use crate::support::run;
+use super::rig::{DIRECTORY, IMAGE, Rig, Vol, errno, eventually, until};
+use crate::support::{run, signal};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn volume_whose_mergerfs_is_killed_under_a_writer_heals_everywhere() {
@@ -33,7 +34,7 @@ async fn volume_whose_mergerfs_is_killed_under_a_writer_heals_everywhere() {
     for round in 0..3 {
         let pid = rig.pid(&vol).await;
         let mut open = fs::File::create(vol.target.join("open")).expect("open");
-        signal(pid, "KILL");
+        signal(pid, Signal::SIGKILL);
         for path in [&vol.target, &vol.staging, &second.target] {
             let file = path.join("sub/before");
             let content = eventually("a healed path", || fs::read_to_string(&file).ok()).await;
@@ -72,7 +73,7 @@ async fn volume_that_is_dead_is_repaired_by_the_next_call_and_never_called_stage
     rig.up(&vol).await;
     fs::write(vol.target.join("file"), "x").expect("write");
     for publish in [false, true] {
-        signal(rig.pid(&vol).await, "KILL");
+        signal(rig.pid(&vol).await, Signal::SIGKILL);
         eventually("its death", || (errno(fs::read_dir(&vol.target)) == Some(libc::ENOTCONN)).then_some(()))
             .await;
         let stats = rig.volumes.stats(&vol.id, &vol.target).await.expect("stats of a dead volume");
@@ -84,7 +85,7 @@ async fn volume_that_is_dead_is_repaired_by_the_next_call_and_never_called_stage
         }
         assert_eq!(fs::read_to_string(vol.target.join("file")).expect("read"), "x");
     }
-    signal(rig.pid(&vol).await, "KILL");
+    signal(rig.pid(&vol).await, Signal::SIGKILL);
     rig.down(&vol).await;
     rig.assert_nothing_left();
 }
@@ -128,7 +129,7 @@ async fn volumes_are_adopted_by_a_new_agent_without_an_error_in_a_running_writer
     running.join().expect("the writer ends").expect("no error in the writer");
     // What an adopted union is worth: it is watched, and heals.
     rig.heal();
-    signal(pid, "KILL");
+    signal(pid, Signal::SIGKILL);
     eventually("healing", || fs::read_to_string(vol.target.join("again")).ok()).await;
     rig.stop_healing().await;
     rig.down(&vol).await;
@@ -141,7 +142,7 @@ async fn volume_that_died_while_no_agent_ran_is_repaired_by_the_next_one() {
     let vol = rig.volume(&[("a", 24, IMAGE), ("b", 24, IMAGE)]).await;
     rig.up(&vol).await;
     fs::write(vol.target.join("file"), "x").expect("write");
-    signal(rig.pid(&vol).await, "KILL");
+    signal(rig.pid(&vol).await, Signal::SIGKILL);
     rig.restart(&Host::new()).await;
     rig.volumes.recover().await;
     assert_eq!(fs::read_to_string(vol.target.join("file")).expect("read"), "x");
@@ -153,7 +154,7 @@ async fn volume_that_died_while_no_agent_ran_is_repaired_by_the_next_one() {
 async fn reboot(rig: &mut Rig) {
     rig.stop_healing().await;
     for pid in super::rig::processes_of(rig.scratch.path()) {
-        signal(pid, "KILL");
+        signal(pid, Signal::SIGKILL);
     }
     for place in [&rig.mnt, &rig.state] {
         loop {
@@ -365,7 +366,7 @@ async fn volume_whose_mergerfs_hangs_is_told_so_at_once_and_heals_after_a_while(
     let vol = rig.volume(&[("a", 24, IMAGE), ("b", 24, IMAGE)]).await;
     rig.up(&vol).await;
     fs::write(vol.target.join("file"), "x").expect("write");
-    signal(rig.pid(&vol).await, "STOP");
+    signal(rig.pid(&vol).await, Signal::SIGSTOP);
     let asked = tokio::time::timeout(Duration::from_secs(30), rig.volumes.stats(&vol.id, &vol.target)).await;
     let stats = asked.expect("an answer in time").expect("stats");
     assert!(

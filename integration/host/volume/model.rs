@@ -7,9 +7,11 @@ use std::fs;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+use nix::sys::signal::Signal;
 use union_csi::platform::Host;
 
-use super::rig::{DIRECTORY, IMAGE, Rig, Vol, signal};
+use super::rig::{DIRECTORY, IMAGE, Rig, Vol};
+use crate::support::signal;
 
 /// A file's content, or a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -173,7 +175,7 @@ async fn volume_behaves_as_one_tree_of_files_whatever_happens_to_its_agent_and_i
     for step in 0..600 {
         let event = match dice.below(60) {
             0 => {
-                signal(rig.pid(&vol).await, "KILL");
+                signal(rig.pid(&vol).await, Signal::SIGKILL);
                 rig.volumes.stage(&vol.stage()).await.expect("repaired");
                 "mergerfs was killed".to_owned()
             }

@@ -540,11 +540,6 @@ pub(super) fn errno(result: std::io::Result<impl Sized>) -> Option<i32> {
     result.err().and_then(|e| e.raw_os_error())
 }
 
-/// Sends a signal to one process.
-pub(super) fn signal(pid: i32, name: &str) {
-    crate::support::run("kill", &[&format!("-{name}"), &pid.to_string()]);
-}
-
 /// The error that was expected.
 pub(super) fn refused<T: std::fmt::Debug>(result: Result<T, VolumeError>) -> VolumeError {
     result.expect_err("this must be refused")

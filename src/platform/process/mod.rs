@@ -94,6 +94,27 @@ impl Host {
         }
     }
 
+    /// Stops the process (SIGSTOP) and waits until it stands still: its threads stop one after the other, and work on until
+    /// then. False where it is gone, or not all of them stand still after `bound`.
+    ///
+    /// # Errors
+    /// What pidfd_send_signal(2) tells, or `/proc` cannot be read.
+    pub fn process_pause(&self, id: &ProcessId, bound: Duration) -> Result<bool> {
+        if !self.process_signal(id, libc::SIGSTOP)? {
+            return Ok(false);
+        }
+        let deadline = Instant::now() + bound;
+        loop {
+            if stands_still(id.pid).map_err(failed("read the threads of", id.subject()))? {
+                return Ok(true);
+            }
+            if Instant::now() >= deadline {
+                return Ok(false);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Ends the process at once (SIGKILL), as [`Host::process_signal`].
     ///
     /// # Errors
@@ -178,15 +199,33 @@ fn stat_of(pid: i32) -> Result<Option<u64>> {
     })
 }
 
+/// Whether all threads of a process are stopped, or have ended.
+fn stands_still(pid: i32) -> std::io::Result<bool> {
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        match std::fs::read(thread?.path().join("stat")) {
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(error),
+            Ok(stat) if fields_of(&String::from_utf8_lossy(&stat)).next() == Some("T") => {}
+            Ok(_) => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
 /// ESRCH is what reading a file of `/proc/PID` gives that was opened just before the process ended.
 fn is_gone(error: &std::io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
 }
 
+/// The fields of proc_pid_stat(5) from the third on. The second, the program's name, may hold blanks and parentheses.
+fn fields_of(line: &str) -> impl Iterator<Item = &str> {
+    line.rsplit_once(')').map_or("", |(_, rest)| rest).split_ascii_whitespace()
+}
+
 /// Fields 3 (state) and 22 (start time) of proc_pid_stat(5); the outer `None` is a line that is not understood, the inner
-/// one a process that has ended. The second field, the program's name, may hold blanks and parentheses.
+/// one a process that has ended.
 fn parse_stat(line: &str) -> Option<Option<u64>> {
-    let mut fields = line.rsplit_once(')')?.1.split_ascii_whitespace();
+    let mut fields = fields_of(line);
     let state = fields.next()?;
     let start_time = fields.nth(18)?.parse().ok()?;
     Some((!matches!(state, "Z" | "X" | "x")).then_some(start_time))
