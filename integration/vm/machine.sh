@@ -49,7 +49,7 @@ vm_kernel() {
             apt=(-o "Dir::Etc::SourceList=$CACHE/apt/sources.list" -o Dir::Etc::SourceParts=/dev/null
                 -o "Dir::State::Lists=$CACHE/apt/lists" -o "Dir::Cache=$CACHE/apt/cache")
         fi
-        apt-get "${apt[@]}" update -qq
+        apt_get "${apt[@]}" update -qq
         package=$(apt-cache "${apt[@]}" depends linux-image-amd64 | sed -n 's/.*Depends: \(linux-image-[0-9].*-amd64\).*/\1/p' | head -n 1)
         [ -n "$package" ] || { echo "no kernel package linux-image-amd64 ($KERNEL) in the package lists"; exit 77; }
         step "unpacking $package"

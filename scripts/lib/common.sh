@@ -22,6 +22,10 @@ die() {
 
 need_root() { [ "$(id -u)" = 0 ] || die "$0 mounts filesystems and must run as root."; }
 
+# apt-get, one at a time: parts of the tests that run at the same time may each have something to install, and so may the
+# machine itself.
+apt_get() { flock /var/cache/apt apt-get -o DPkg::Lock::Timeout=300 "$@"; }
+
 # need PROGRAM PACKAGE ...: installs the Debian/Ubuntu packages of the programs that are missing.
 need() {
     local missing=()
@@ -35,7 +39,7 @@ need() {
     step "installing ${missing[*]}"
     local log
     log=$(mktemp)
-    if ! { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } \
+    if ! { apt_get update -qq && DEBIAN_FRONTEND=noninteractive apt_get install -y -qq --no-install-recommends "${missing[@]}"; } \
         >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         rm -f "$log"
@@ -75,7 +79,7 @@ need_rust() {
     need cc build-essential
     PATH="$HOME/.cargo/bin:$PATH"
     command -v cargo >/dev/null 2>&1 && return 0
-    command -v apt-get >/dev/null 2>&1 && apt-get update -qq
+    command -v apt-get >/dev/null 2>&1 && apt_get update -qq
     if apt-cache show rustup >/dev/null 2>&1; then
         need rustup rustup
         return 0
