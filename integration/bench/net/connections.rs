@@ -126,7 +126,8 @@ fn many(end: &End<'_>, call: &str) -> Result<Value> {
     Ok(serde_json::from_str(&text).unwrap_or_else(|e| panic!("{line}: {text:?}: {e}")))
 }
 
-fn used(machine: &Machine) -> Result<f64> {
+/// What is not free once caches are dropped, in KiB.
+pub fn used(machine: &Machine) -> Result<f64> {
     Ok(machine.run(USED)?.trim().parse().unwrap_or(f64::NAN))
 }
 

@@ -64,17 +64,23 @@ pub fn run() -> Result<Report> {
     )?;
     let flags = a.run("lsattr /pool/bare-x /pool/branches/x/disk.img; filefrag /pool/bare-x /pool/branches/x/disk.img || true")?;
     eprintln!("{seen}\n{flags}");
-    let mut figures: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
+    let mut figures: BTreeMap<(usize, usize), Vec<Figure>> = BTreeMap::new();
     // The first round makes what later ones find, and does not count.
     for round in 0..=rounds {
         for (work, (_, kind, amount, _)) in WORK.iter().enumerate() {
             // Each goes first in turn.
             for turn in 0..WAYS.len() {
                 let way = (turn + round as usize) % WAYS.len();
-                let command = format!("sync; inside load {kind} {} {amount}", WAYS[way].1);
-                let rate = b.run_within(BOUND, command)?;
+                let command = format!("sync; inside load {kind} {} {amount}; sync", WAYS[way].1);
+                let before = sent(&net);
+                let rate: f64 = b.run_within(BOUND, command)?.trim().parse().unwrap_or(f64::NAN);
+                // Random work goes on for a time, the rest until it is done.
+                let done = if kind.starts_with("random") { rate } else { 1.0 };
                 if round > 0 {
-                    figures.entry((work, way)).or_default().push(rate.trim().parse().unwrap_or(f64::NAN));
+                    figures
+                        .entry((work, way))
+                        .or_default()
+                        .push(Figure { rate, sent: (sent(&net) - before) / done });
                 }
             }
         }
@@ -82,24 +88,49 @@ pub fn run() -> Result<Report> {
     Ok(table(&figures, rounds))
 }
 
-fn table(figures: &BTreeMap<(usize, usize), Vec<f64>>, rounds: u32) -> Report {
-    let mut report = Report::new(&["bare", "Union CSI, of it", "least", "most"]);
+/// One kind of work, one way, once.
+#[derive(Clone, Copy, Debug)]
+struct Figure {
+    rate: f64,
+    /// Bytes on the network for the same work.
+    sent: f64,
+}
+
+/// Bytes between the two machines until now, both ways together.
+#[allow(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
+fn sent(net: &Network) -> f64 {
+    (net.passed("a", "b") + net.passed("b", "a")) as f64
+}
+
+fn table(figures: &BTreeMap<(usize, usize), Vec<Figure>>, rounds: u32) -> Report {
+    let mut report = Report::new(&["bare", "Union CSI, of it", "least", "most", "sent, of bare"]);
     for (work, (name, _, _, unit)) in WORK.iter().enumerate() {
-        let (base, ours) = (&figures[&(work, 0)], &figures[&(work, 1)]);
+        let of = |way: usize, what: fn(&Figure) -> f64| {
+            figures[&(work, way)].iter().map(what).collect::<Vec<f64>>()
+        };
         // Of each round with itself: what else the machine does changes from round to round.
-        let ratios: Vec<f64> = ours.iter().zip(base).map(|(rate, base)| rate / base).collect();
-        let (least, most) = ratios.iter().fold((f64::MAX, f64::MIN), |(l, m), r| (l.min(*r), m.max(*r)));
+        let ratios = |what: fn(&Figure) -> f64| -> Vec<f64> {
+            of(1, what).iter().zip(of(0, what)).map(|(ours, base)| ours / base).collect()
+        };
+        let (rates, sent) = (ratios(|f| f.rate), ratios(|f| f.sent));
+        let (least, most) = rates.iter().fold((f64::MAX, f64::MIN), |(l, m), r| (l.min(*r), m.max(*r)));
+        let base = of(0, |f| f.rate);
         let cells = vec![
-            format!("{:.1} {unit}", median(base)),
-            format!("{:.2}", median(&ratios)),
+            format!("{:.1} {unit}", median(&base)),
+            format!("{:.2}", median(&rates)),
             format!("{least:.2}"),
             format!("{most:.2}"),
+            format!("{:.3}", median(&sent)),
         ];
-        report.row(name, cells, json!({ "bare": base, "ours": ours, "ratios": ratios }));
+        report.row(
+            name,
+            cells,
+            json!({ "bare": base, "ours": of(1, |f| f.rate), "ratios": rates, "sent": sent }),
+        );
     }
     report.note(format!(
-        "Ratios to the bare image in the same round: the median of {rounds} rounds, and the least and the largest. Machines \
-         emulated in software."
+        "Ratios to the bare image in the same round: the median of {rounds} rounds, and the least and the largest; sent: of the bytes \
+         on the network for the same work. Machines emulated in software."
     ));
     report
 }

@@ -10,6 +10,7 @@
 )]
 
 mod bare;
+mod branches;
 mod connections;
 mod data;
 #[path = "../../net/protocol.rs"]
@@ -37,8 +38,11 @@ type Part = fn() -> support::Result<Report>;
 const PARTS: &[(&str, Part)] = &[("data", data::run), ("stage", stage::run), ("writes", writes::run)];
 
 /// Those that take an hour, and are run only when they are named.
-const LONG: &[(&str, Part)] =
-    &[("connections-nvme", connections::nvme), ("connections-nfs", connections::nfs)];
+const LONG: &[(&str, Part)] = &[
+    ("branches", branches::run),
+    ("connections-nvme", connections::nvme),
+    ("connections-nfs", connections::nfs),
+];
 
 /// A number set in the environment, to shorten or lengthen a run.
 pub fn number(name: &str, default: u32) -> u32 {

@@ -6,6 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use union_csi::domain::access::Access;
+use union_csi::store::object::Branch;
 
 use crate::bare::Bare;
 use crate::number;
@@ -79,6 +81,15 @@ fn by_hand(bare: &Bare<'_>, order: &str, name: &'static str, found: &mut Found) 
     Ok(())
 }
 
+fn is_for(access: &Access, node: &str) -> bool {
+    access.consumer.as_ref().is_some_and(|consumer| consumer.as_str() == node)
+}
+
+/// Whether the branch's owner has opened it to that node, and told so.
+pub fn is_open_to(branch: &Branch, node: &str) -> bool {
+    branch.status.export.as_ref().is_some_and(|export| is_for(&export.allowed, node))
+}
+
 /// What the call told that it took; `None` while it goes on.
 fn answered(call: &mut Running) -> Option<f64> {
     let text = call.output_so_far();
@@ -100,13 +111,11 @@ fn ours(cluster: &Cluster, node: Node<'_>, volume: &Volume, found: &mut Found) -
     cluster.ask_to_attach(volume, node.name());
     loop {
         let branches = cluster.branches_of(volume);
-        let has = |consumer: Option<&union_csi::domain::NodeName>| {
-            consumer.is_some_and(|consumer| consumer.as_str() == node.name())
-        };
-        if branches.iter().all(|b| has(b.spec.access.as_ref().and_then(|a| a.consumer.as_ref()))) {
+        let ordered = |b: &Branch| b.spec.access.as_ref().is_some_and(|access| is_for(access, node.name()));
+        if branches.iter().all(ordered) {
             found.entry("whole-ordered").or_insert_with(|| so_far(begun));
         }
-        if branches.iter().all(|b| has(b.status.export.as_ref().and_then(|e| e.allowed.consumer.as_ref()))) {
+        if branches.iter().all(|b| is_open_to(b, node.name())) {
             found.entry("whole-opened").or_insert_with(|| so_far(begun));
         }
         if !found.contains_key("whole-attached") && cluster.attached(volume, node.name()) == Ok(true) {

@@ -28,6 +28,7 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         "random-write" => random_write(&file)?,
         "random-read" => random_read(&file)?,
         "create" => create(directory, amount)?,
+        "list" => list(directory)?,
         "stat" => each(directory, amount, |path| fs::metadata(path).map(drop))?,
         "open" => each(directory, amount, |path| fs::read(path).map(drop))?,
         "remove" => {
@@ -133,6 +134,18 @@ fn create(directory: &Path, count: u64) -> io::Result<f64> {
         fs::write(small(directory, index), [7; PAGE])?;
     }
     nix::unistd::syncfs(File::open(directory)?)?;
+    Ok(a_second(count, begun))
+}
+
+/// Names a second, of all directories.
+fn list(directory: &Path) -> io::Result<f64> {
+    let (begun, mut count) = (Instant::now(), 0);
+    for entry in fs::read_dir(directory.join("small"))? {
+        for name in fs::read_dir(entry?.path())? {
+            name?;
+            count += 1;
+        }
+    }
     Ok(a_second(count, begun))
 }
 

@@ -183,7 +183,7 @@ impl Network {
         }
     }
 
-    /// How many frames the switch let through from one machine to another.
+    /// How many bytes the switch let through from one machine to another.
     pub fn passed(&self, from: &str, to: &str) -> u64 {
         let [(from, to), _] = self.both(from, to);
         self.switch.passed(from, to)

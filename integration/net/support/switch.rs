@@ -44,7 +44,7 @@ pub struct Link {
 struct State {
     /// By sender, then receiver.
     links: Vec<Vec<Link>>,
-    /// Frames let through, by sender, then receiver.
+    /// Bytes let through, by sender, then receiver.
     passed: Vec<Vec<u64>>,
     /// What is looked for in every frame, and in how many it was.
     sought: Option<(Vec<u8>, u64)>,
@@ -120,7 +120,7 @@ impl Switch {
         lock(&self.state).sought.as_ref().map_or(0, |(_, seen)| *seen)
     }
 
-    /// How many frames went from one machine to another.
+    /// How many bytes went from one machine to another.
     pub fn passed(&self, from: usize, to: usize) -> u64 {
         lock(&self.state).passed[from][to]
     }
@@ -190,7 +190,7 @@ fn take(socket: &UnixDatagram, from: usize, ways: &[Sender<Due>], state: &Mutex<
         let now = Instant::now();
         for to in receivers(&buffer[..length], from, ways.len()) {
             let Some(at) = through(&mut state.links[from][to], length, now) else { continue };
-            state.passed[from][to] += 1;
+            state.passed[from][to] += length as u64;
             number += 1;
             let _ = ways[to].send(Due { at, number, frame: buffer[..length].to_vec() });
         }
@@ -262,7 +262,7 @@ mod tests {
         assert!(arrives(&sockets[1]) && arrives(&sockets[2]) && !arrives(&sockets[0]));
         sockets[0].send_to(&frame(7), &a).expect("sent");
         assert!(!arrives(&sockets[1]) && !arrives(&sockets[2]));
-        assert_eq!((switch.passed(0, 1), switch.passed(0, 2), switch.passed(1, 0)), (2, 1, 0));
+        assert_eq!((switch.passed(0, 1), switch.passed(0, 2), switch.passed(1, 0)), (68, 60, 0));
     }
 
     #[test]

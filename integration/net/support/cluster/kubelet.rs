@@ -46,6 +46,8 @@ pub enum Agent {
     WithPool,
     /// Without any: the node can only use volumes.
     WithoutPool,
+    /// With that many, at `/pools/0` and so on, which the caller mounts.
+    WithMany(u32),
     /// With one at [`QUOTA_POOL`] in its place, which the caller mounts.
     WithQuota,
     /// With the node's pool, and taken out of the storage network.
@@ -80,6 +82,10 @@ impl Node<'_> {
         let pools = match agent {
             Agent::WithPool | Agent::OffNetwork => format!("[{{name: disk, path: {POOL}, reserve: 4Mi}}]"),
             Agent::WithoutPool => "[]".to_owned(),
+            Agent::WithMany(count) => {
+                let pool = |i| format!("{{name: p{i}, path: /pools/{i}, reserve: 1Mi}}");
+                format!("[{}]", (0..count).map(pool).collect::<Vec<_>>().join(", "))
+            }
             Agent::WithQuota => format!("[{{name: quota, path: {QUOTA_POOL}, reserve: 4Mi}}]"),
         };
         let interface = if agent == Agent::OffNetwork { "\"off\"" } else { "eth0" };

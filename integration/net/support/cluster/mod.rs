@@ -48,6 +48,17 @@ const POOLS: usize = 3;
 /// Of each pool's disk.
 pub const POOL: u64 = 512 << 20;
 
+/// How large a cluster is.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Machines.
+    pub machines: usize,
+    /// Memory of each.
+    pub memory_mib: u32,
+    /// Bytes of the disk of each machine's pool.
+    pub pool: u64,
+}
+
 /// Machines with agents, and their API server.
 pub struct Cluster {
     /// Tests cut links and pull plugs here.
@@ -66,6 +77,11 @@ impl Cluster {
 
     /// That many, of which those beyond the third have no pool.
     pub fn boot_with(machines: usize) -> Result<Self> {
+        Self::boot_as(Size { machines, memory_mib: 400, pool: POOL })
+    }
+
+    /// As [`Cluster::boot_with`], of another size.
+    pub fn boot_as(size: Size) -> Result<Self> {
         let begun = Instant::now();
         let server = ApiServer::start();
         server.install();
@@ -75,8 +91,8 @@ impl Cluster {
             .build()
             .expect("a runtime");
         let client = runtime.block_on(server.client());
-        let mut options = Options::new(machines).memory_mib(400);
-        options.disks = vec![("data".to_owned(), POOL), ("state".to_owned(), 256 << 20)];
+        let mut options = Options::new(size.machines).memory_mib(size.memory_mib);
+        options.disks = vec![("data".to_owned(), size.pool), ("state".to_owned(), 256 << 20)];
         options.arguments = server.card();
         let net = Network::boot_as("cluster", &options)?;
         let cluster = Self { net, runtime, client, server };
