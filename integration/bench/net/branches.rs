@@ -10,7 +10,7 @@ use crate::number;
 use crate::report::Report;
 use crate::stage;
 use crate::support::Result;
-use crate::support::cluster::{Agent, Cluster, Node, Size, Volume};
+use crate::support::cluster::{Agent, Cluster, Node, Size};
 
 /// How many branches. One is joined too, so that the same things are compared.
 const COUNTS: [u32; 5] = [1, 4, 16, 64, 256];
@@ -118,7 +118,7 @@ fn measure(cluster: &Cluster, node: Node<'_>, count: u32, files: u32, empty: f64
     for (what, kind) in WORK {
         figures.push((what, load(kind)?));
     }
-    figures.extend(memory(node, &volume, empty)?);
+    figures.extend(memory(node, empty)?);
     node.unmount(&volume, POD)?;
     let begun = Instant::now();
     cluster.detach(&volume, node.name());
@@ -127,16 +127,15 @@ fn measure(cluster: &Cluster, node: Node<'_>, count: u32, files: u32, empty: f64
     Ok(figures)
 }
 
-/// What the consumer needs of it.
-fn memory(node: Node<'_>, volume: &Volume, empty: f64) -> Result<Figures> {
+/// What the consumer needs of the one volume that it has.
+fn memory(node: Node<'_>, empty: f64) -> Result<Figures> {
     let resident = |pid: &str| -> Result<f64> {
         let script = format!("awk '/^VmRSS/ {{ print $2 }}' /proc/{pid}/status");
         Ok(node.machine.run(script)?.trim().parse().unwrap_or(f64::NAN) / 1024.0)
     };
-    let union = format!("$(grep -ls 'fsname={}' /proc/[0-9]*/cmdline | cut -d/ -f3)", volume.handle);
     Ok(vec![
         ("agent, resident, MiB", resident("$(cat /run/agent.pid)")?),
-        ("MergerFS, resident, MiB", resident(&union)?),
+        ("MergerFS, resident, MiB", resident("$(grep -ls '^mergerfs' /proc/[0-9]*/comm | cut -d/ -f3)")?),
         ("the machine's memory, more than without a volume, MiB", (used(node.machine)? - empty) / 1024.0),
     ])
 }
