@@ -48,7 +48,8 @@ const LOOK_SHARE: Duration = Duration::from_millis(150);
 /// How soon a volume is looked at again that someone else was busy with.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often attachments are looked for that no volume needs; the first time at once.
+/// How often attachments are looked for that no volume needs; the first time at once, and whenever what this node can carry
+/// changes: what was let go while its kernel did not answer is attached still.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
 /// Repairs at the same time. Each starts a process and enters other mount namespaces, which takes some tens of
@@ -116,6 +117,7 @@ impl Healer {
         let mut next_look = Instant::now() + LOOK_EVERY;
         let mut next_glance = Instant::now();
         let mut next_sweep = Instant::now();
+        let mut carried = self.volumes.carried();
         let errors = self.volumes.fs_errors().and_then(waitable);
         let mut alarm = Alarm::start(&self.volumes);
         let mut ask_again = false;
@@ -141,6 +143,7 @@ impl Healer {
                     self.sweeps.spawn(async move { volumes.sweep().await });
                     next_sweep = Instant::now() + SWEEP_EVERY;
                 }
+                Ok(()) = carried.changed() => next_sweep = Instant::now(),
                 Some(swept) = self.sweeps.join_next() => if let Err(error) = swept {
                     tracing::error!(error = %error, "a look for attachments that nobody needs ended early");
                 },

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
-use union_csi::domain::reach::Transport;
+use union_csi::domain::reach::{Ability, Transport, TransportReport};
 use union_csi::node::transport::{
     Attached, Carried, Consumer, Endpoint, Ends, ExportId, Link, Patience, Secret, TransportError, Transports,
 };
@@ -20,6 +20,8 @@ pub(super) struct Fabric {
     state: Mutex<State>,
     /// Asked before each call: it may fail.
     gate: Mutex<Option<Arc<dyn Gate>>>,
+    /// Of the newest agent.
+    agent: Mutex<Weak<Transports>>,
 }
 
 #[derive(Debug, Default)]
@@ -41,11 +43,31 @@ impl std::fmt::Debug for Fabric {
 impl Fabric {
     /// The transports of an agent on this network.
     pub(super) fn transports(self: &Arc<Self>) -> Arc<Transports> {
-        let transports = Transports::none();
-        let ends = Ends { owner: Err("not here".to_owned()), consumer: Ok(self.clone()) };
-        let both = [(Transport::NvmeTcp, ends.clone()), (Transport::Nfs, ends)];
-        transports.install(Carried::default(), both.into());
-        Arc::new(transports)
+        let transports = Arc::new(Transports::none());
+        *self.agent.lock().expect("agent") = Arc::downgrade(&transports);
+        self.survey(true);
+        transports
+    }
+
+    /// The agent looks anew at what its kernel can: it answers, or it does not.
+    pub(super) fn survey(self: &Arc<Self>, answers: bool) {
+        const REASON: &str = "the kernel does not answer";
+        let consumer: Result<Arc<dyn Consumer>, String> =
+            if answers { Ok(self.clone()) } else { Err(REASON.to_owned()) };
+        let ability = |able| Ability { able, reason: REASON.to_owned() };
+        let report = |transport| TransportReport {
+            transport,
+            owner: ability(false),
+            consumer: ability(answers),
+            authentication: ability(false),
+            encryption: ability(false),
+            identity: None,
+        };
+        let both = [Transport::NvmeTcp, Transport::Nfs];
+        let ends = Ends { owner: Err("not here".to_owned()), consumer };
+        let carried = Carried { transports: both.map(report).into(), network: None };
+        let agent = self.agent.lock().expect("agent").upgrade().expect("an agent");
+        agent.install(carried, both.map(|transport| (transport, ends.clone())).into());
     }
 
     /// Has each call ask `gate` first, as the machine's effects do.

@@ -499,3 +499,17 @@ async fn volume_of_which_a_branch_is_attached_that_no_record_has_loses_that_atta
     rig.down(&vol).await;
     rig.assert_nothing_left();
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_that_was_let_go_while_the_kernel_did_not_answer_is_detached_as_soon_as_it_does() {
+    let mut rig = Rig::with(&disks());
+    let (vol, _) = spread(&rig, &[]).await;
+    rig.heal();
+    rig.fabric.survey(false);
+    rig.down(&vol).await;
+    assert_eq!(rig.fabric.attached_now().len(), 2, "nothing can be detached");
+    rig.fabric.survey(true);
+    eventually("both are detached", || rig.fabric.attached_now().is_empty().then_some(())).await;
+    rig.stop_healing().await;
+    rig.assert_nothing_left();
+}

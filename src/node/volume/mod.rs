@@ -48,6 +48,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 pub use self::error::VolumeError;
 pub(in crate::node) use self::following::{Followed, News, to_follow};
 use self::links::Links;
@@ -66,7 +68,7 @@ use crate::domain::{NodeName, VolumeId};
 use crate::node::access::LocalUse;
 use crate::node::branch::Branches;
 use crate::node::keys::KeyFiles;
-use crate::node::transport::Transports;
+use crate::node::transport::{Carried, Transports};
 use crate::node::union::Unions;
 use crate::platform::fserror::FsErrors;
 use crate::platform::process::ProcessId;
@@ -280,6 +282,11 @@ impl Volumes {
         if let Err(error) = tokio::task::spawn_blocking(move || core.sweep()).await {
             tracing::error!(%error, "looking for attachments that nobody needs ended early");
         }
+    }
+
+    /// What this node can carry, and each change of it.
+    pub(in crate::node) fn carried(&self) -> watch::Receiver<Carried> {
+        self.core.transports.watch()
     }
 
     /// Looks at the volume and repairs it where needed. `None` where someone else is at it just now.
