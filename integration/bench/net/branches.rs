@@ -45,7 +45,7 @@ pub fn run() -> Result<Report> {
     for name in ["a", "b"] {
         divide(cluster.node(name), most.div_ceil(2))?;
     }
-    again_as(consumer, Agent::WithoutPool)?;
+    consumer.restart_as(Agent::WithoutPool)?;
     let empty = used(consumer.machine)?;
     let counts: Vec<u32> = COUNTS.into_iter().filter(|count| *count < most).chain([most]).collect();
     let mut columns: Vec<Figures> = Vec::new();
@@ -72,15 +72,7 @@ fn divide(node: Node<'_>, pools: u32) -> Result {
             pools - 1
         ),
     )?;
-    again_as(node, Agent::WithMany(pools))
-}
-
-/// Another agent, set up so.
-fn again_as(node: Node<'_>, agent: Agent) -> Result {
-    node.stop_agent()?;
-    node.configure(agent)?;
-    node.start_agent_only()?;
-    node.ready()
+    node.restart_as(Agent::WithMany(pools))
 }
 
 fn measure(cluster: &Cluster, node: Node<'_>, count: u32, files: u32, empty: f64) -> Result<Figures> {

@@ -125,10 +125,7 @@ fn three_pods_on_three_nodes_get_their_volumes_at_the_same_time() {
 fn a_node_without_any_pool_uses_a_volume_of_two_others() {
     on_cluster(|cluster| {
         let c = cluster.node("c");
-        c.stop_agent()?;
-        c.configure(Agent::WithoutPool)?;
-        c.start_agent()?;
-        c.ready()?;
+        c.restart_as(Agent::WithoutPool)?;
         cluster.within(BOUND, "its node tells of no pool", || {
             let nodes = cluster.storage_nodes();
             nodes.iter().find(|n| n.meta.name == "c").filter(|n| n.status.pools.is_empty()).map(drop)
@@ -150,10 +147,7 @@ fn a_node_without_any_pool_uses_a_volume_of_two_others() {
         c.unmount(&volume, "pod")?;
         cluster.detach(&volume, "c");
         cluster.delete(&volume);
-        c.stop_agent()?;
-        c.configure(Agent::WithPool)?;
-        c.start_agent()?;
-        c.ready()
+        c.restart_as(Agent::WithPool)
     });
 }
 

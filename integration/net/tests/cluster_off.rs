@@ -15,10 +15,7 @@ fn a_node_that_was_taken_out_of_the_network_serves_on_what_it_lent_and_takes_it_
         let data = a.mount(&volume, "pod")?;
         let mut writer = a.write(&volume, "pod", "x", &log())?;
         goes_on(&mut writer, &log(), SOME)?;
-        b.stop_agent()?;
-        b.configure(Agent::OffNetwork)?;
-        b.start_agent()?;
-        b.ready()?;
+        b.restart_as(Agent::OffNetwork)?;
         goes_on(&mut writer, &log(), SOME)?;
         let told = ends(writer)?;
         assert_eq!(told.errors, [], "nothing failed");
@@ -30,9 +27,6 @@ fn a_node_that_was_taken_out_of_the_network_serves_on_what_it_lent_and_takes_it_
         let data = b.mount(&volume, "pod")?;
         told.require_in("log", "x", &text(b, &data, "log")?);
         leave(cluster, &volume, "b", "pod")?;
-        b.stop_agent()?;
-        b.configure(Agent::WithPool)?;
-        b.start_agent()?;
-        b.ready()
+        b.restart_as(Agent::WithPool)
     });
 }

@@ -105,8 +105,11 @@ impl Host {
         }
         let deadline = Instant::now() + bound;
         loop {
-            if stands_still(id.pid).map_err(failed("read the threads of", id.subject()))? {
-                return Ok(true);
+            match stands_still(id.pid) {
+                Ok(true) => return Ok(true),
+                Ok(false) => {}
+                Err(error) if is_gone(&error) => return Ok(false),
+                Err(error) => return Err(failed("read the threads of", id.subject())(error)),
             }
             if Instant::now() >= deadline {
                 return Ok(false);

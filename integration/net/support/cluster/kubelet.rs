@@ -131,6 +131,14 @@ impl Node<'_> {
         self.machine.run(script).map(drop)
     }
 
+    /// Ends the agent, and starts another one that is set up so.
+    pub fn restart_as(&self, agent: Agent) -> Result {
+        self.stop_agent()?;
+        self.configure(agent)?;
+        self.start_agent()?;
+        self.ready()
+    }
+
     /// Waits until the agent is ready, its driver registered as by a kubelet.
     pub fn ready(&self) -> Result {
         self.csi(BOUND, "register", &[])?;
