@@ -17,5 +17,10 @@ pub use sequence::{Sequence, kept};
 /// The machines, by their number.
 pub const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// The volumes, by their number: one branch on `b`; three images, one on each node; three directories.
+/// The volumes that steps move, by their number: one branch on `b`; three images, one on each node; three directories.
 pub const VOLUMES: [&str; 3] = ["image", "union", "nfs"];
+
+/// The volume that two nodes write at once, for the whole time: a directory on `b`, ReadWriteMany. Its number is the next one.
+pub const SHARED: &str = "shared";
+/// How many pods it has, each on a node of its own.
+pub const SHARERS: usize = 2;

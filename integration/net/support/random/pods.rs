@@ -11,8 +11,8 @@ use super::super::faults::Told;
 use super::super::{Output, Running};
 use super::judge::Pod;
 use super::run::World;
-use super::sequence::{NodeIndex, Sequence, VolumeIndex};
-use super::{NODES, VOLUMES};
+use super::sequence::{NodeIndex, Sequence};
+use super::{NODES, SHARED, VOLUMES};
 
 /// A call of a kubelet, its own bound included.
 const CALL_BOUND: Duration = Duration::from_secs(300);
@@ -76,12 +76,14 @@ struct Stale {
     since: Instant,
 }
 
-/// Keeps one volume.
+/// Keeps one volume where it shall be; of a volume that is shared, one of its pods.
 #[derive(Debug)]
 pub struct Keeper<'a> {
     world: &'a World<'a>,
     volume: &'a Volume,
-    index: VolumeIndex,
+    /// The volume's number; for each further pod of the one that is shared, one more.
+    index: usize,
+    name: String,
     files: Vec<String>,
     prefix: String,
     seed: u64,
@@ -134,14 +136,20 @@ impl Call {
 
 impl<'a> Keeper<'a> {
     /// A volume that is nowhere.
-    pub fn new(world: &'a World<'a>, volume: &'a Volume, index: VolumeIndex, sequence: &Sequence) -> Self {
-        let prefix = format!("{}-", sequence.seed);
-        let count = if index == 0 { 1 } else { 3 };
+    pub fn new(world: &'a World<'a>, volume: &'a Volume, index: usize, sequence: &Sequence) -> Self {
+        let prefix = sequence.prefix();
+        let name = match index.checked_sub(VOLUMES.len()) {
+            None => VOLUMES[index].to_owned(),
+            Some(sharer) => format!("{SHARED}{sharer}-"),
+        };
+        // One for each branch.
+        let count = if matches!(index, 1 | 2) { 3 } else { 1 };
         Self {
             world,
             volume,
             index,
-            files: (0..count).map(|n| format!("{prefix}{}{n}", VOLUMES[index])).collect(),
+            files: (0..count).map(|n| format!("{prefix}{name}{n}")).collect(),
+            name,
             prefix,
             seed: sequence.seed,
             here: None,
@@ -161,7 +169,7 @@ impl<'a> Keeper<'a> {
 
     /// Where it is, for people.
     pub fn describe(&mut self) -> String {
-        let mut text = format!("{}: ", VOLUMES[self.index]);
+        let mut text = format!("{}: ", self.name);
         let goal = self.goal();
         text += &format!("goal {:?}; ", goal.node.map(|n| NODES[n]));
         let stale = self.stale.iter_mut().map(|s| &mut s.here);

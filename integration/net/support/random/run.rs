@@ -18,7 +18,7 @@ use super::judge::{Pod, faults};
 use super::left::{Consoles, disks, left};
 use super::pods::{Goal, Keeper};
 use super::sequence::{NodeIndex, Sequence, Step, VolumeIndex};
-use super::{NODES, VOLUMES};
+use super::{NODES, SHARED, SHARERS, VOLUMES};
 
 /// What volumes may take to come where they shall be and back, once everything is healed. It takes a fifth of a minute, and
 /// many times as long where others use the processors too.
@@ -78,6 +78,7 @@ impl Sabotage {
 pub struct World<'a> {
     /// The machines.
     pub cluster: &'a Cluster,
+    /// Of each volume that steps move, and then of each pod of the one that is shared.
     goals: Mutex<Vec<Goal>>,
     /// How often each machine went off.
     boots: [AtomicUsize; NODES.len()],
@@ -90,14 +91,15 @@ pub struct World<'a> {
     agent_dead: [AtomicBool; NODES.len()],
     healed: AtomicBool,
     given_up: AtomicBool,
-    /// Volumes that were written to once.
+    /// Pods that have written.
     written: AtomicUsize,
     notes: Mutex<Vec<String>>,
 }
 
 impl<'a> World<'a> {
-    fn new(cluster: &'a Cluster, begin: &[NodeIndex]) -> Self {
-        let goals = begin.iter().map(|node| Goal { node: Some(*node), by_force: false }).collect();
+    fn new(cluster: &'a Cluster, sequence: &Sequence) -> Self {
+        let goals = sequence.begin.into_iter().chain(sequence.sharers());
+        let goals = goals.map(|node| Goal { node: Some(node), by_force: false }).collect();
         Self {
             cluster,
             goals: Mutex::new(goals),
@@ -114,9 +116,9 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Where the volume shall be.
-    pub fn goal(&self, volume: VolumeIndex) -> Goal {
-        self.goals.lock().unwrap_or_else(PoisonError::into_inner)[volume]
+    /// Where a volume, or a pod of the one that is shared, shall be.
+    pub fn goal(&self, index: usize) -> Goal {
+        self.goals.lock().unwrap_or_else(PoisonError::into_inner)[index]
     }
 
     fn want(&self, volume: VolumeIndex, node: Option<NodeIndex>, by_force: bool) {
@@ -143,13 +145,13 @@ impl<'a> World<'a> {
         self.healed.load(ORDER)
     }
 
-    /// A volume was written to for the first time.
+    /// A pod has written for the first time.
     pub fn is_written(&self) {
         self.written.fetch_add(1, ORDER);
     }
 
     fn everything_runs(&self) -> bool {
-        self.written.load(ORDER) == VOLUMES.len()
+        self.written.load(ORDER) == VOLUMES.len() + SHARERS
     }
 
     /// Something that must not be.
@@ -346,7 +348,7 @@ impl<'a> Trial<'a> {
                 json!({"strategy": "spread", "minBranches": "3", "branchFormat": "directory", "enforcement": "none"}),
             ),
         ];
-        let claims: Vec<_> = VOLUMES
+        let mut claims: Vec<_> = VOLUMES
             .iter()
             .zip(classes)
             .map(|(name, (size, parameters))| {
@@ -354,9 +356,17 @@ impl<'a> Trial<'a> {
                 cluster.claim(name, name, size)
             })
             .collect();
+        let on_b = json!({"nodeSelector": "kubernetes.io/hostname=b", "enforcement": "none"});
+        cluster.class(SHARED, "Immediate", on_b);
+        claims.push(cluster.claim_with(SHARED, SHARED, "32Mi", "ReadWriteMany"));
         let volumes = claims.iter().map(|claim| cluster.bound(claim)).collect();
         let branches = cluster.branches().into_iter().map(|branch| branch.meta.name).collect();
         Self { cluster, volumes, branches, consoles: Consoles::default() }
+    }
+
+    /// The volume that a goal is for.
+    fn volume(&self, index: usize) -> &Volume {
+        &self.volumes[index.min(VOLUMES.len())]
     }
 
     /// Deletes them.
@@ -370,14 +380,11 @@ impl<'a> Trial<'a> {
     pub fn run(&mut self, sequence: &Sequence, sabotage: Sabotage) -> Vec<String> {
         let begun = Instant::now();
         eprintln!("{sequence}");
-        let world = World::new(self.cluster, &sequence.begin);
-        let all: Vec<Vec<Pod>> = thread::scope(|scope| {
-            let keepers: Vec<_> = self
-                .volumes
-                .iter()
-                .enumerate()
-                .map(|(index, volume)| {
-                    let keeper = Keeper::new(&world, volume, index, sequence);
+        let world = World::new(self.cluster, sequence);
+        let mut all: Vec<Vec<Pod>> = thread::scope(|scope| {
+            let keepers: Vec<_> = (0..VOLUMES.len() + SHARERS)
+                .map(|index| {
+                    let keeper = Keeper::new(&world, self.volume(index), index, sequence);
                     let world = &world;
                     scope.spawn(move || world.keep(keeper))
                 })
@@ -404,6 +411,9 @@ impl<'a> Trial<'a> {
                 })
                 .collect()
         });
+        // Those who share a volume write files of their own: the order among them has no meaning.
+        let sharing = all.split_off(VOLUMES.len()).into_iter().flatten().collect();
+        all.push(sharing);
         for node in (0..NODES.len()).filter(|node| world.boot(*node) > 0) {
             if let Err(error) = world.node(node).remove_empty_directories() {
                 world.note(format!("{}: {error}", NODES[node]));
@@ -420,11 +430,13 @@ impl<'a> Trial<'a> {
         if wrong.is_empty() {
             let disks = disks(self.cluster, &self.branches, sabotage);
             wrong.extend(disks.faults);
-            for (index, pods) in all.iter().enumerate() {
-                let of = |f: &&super::judge::Found| f.branch.starts_with(&self.volumes[index].handle);
+            for (volume, pods) in self.volumes.iter().zip(&all) {
+                let of = |f: &&super::judge::Found| {
+                    f.branch.starts_with(&volume.handle) && !sequence.is_of_another(&f.file)
+                };
                 let found: Vec<_> = disks.found.iter().filter(of).cloned().collect();
                 wrong.extend(
-                    faults(pods, &found).into_iter().map(|fault| format!("{}: {fault}", VOLUMES[index])),
+                    faults(pods, &found).into_iter().map(|fault| format!("{}: {fault}", volume.claim)),
                 );
                 safe += pods.iter().flat_map(|pod| pod.told.safe.values()).map(Vec::len).sum::<usize>();
             }

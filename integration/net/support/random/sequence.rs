@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{NODES, VOLUMES};
+use super::{NODES, SHARERS, VOLUMES};
 
 /// A machine's number.
 pub type NodeIndex = usize;
@@ -299,6 +299,24 @@ impl Sequence {
         Self { seed, begin, steps }
     }
 
+    /// Where the pods of the volume that is shared run, all the time.
+    pub fn sharers(&self) -> [NodeIndex; SHARERS] {
+        let first = usize::try_from(self.seed % 3).expect("a small number");
+        std::array::from_fn(|sharer| (first + sharer) % NODES.len())
+    }
+
+    /// What the names of its files begin with.
+    pub fn prefix(&self) -> String {
+        format!("{}-", self.seed)
+    }
+
+    /// Whether a file is of another sequence. Pods remove those before they write, and nobody flushes that: a loss of power may
+    /// bring them back.
+    pub fn is_of_another(&self, file: &str) -> bool {
+        let seed = file.split_once('-').and_then(|(seed, _)| seed.parse::<u64>().ok());
+        seed.is_some_and(|seed| seed != self.seed)
+    }
+
     /// Only these of its steps, by their numbers from 1.
     pub fn only(mut self, kept: &[usize]) -> Self {
         let mut number = 0;
@@ -370,6 +388,14 @@ mod tests {
             })
             .collect();
         assert_eq!(volumes.len(), VOLUMES.len() * 3, "each volume is taken to each node");
+    }
+
+    #[test]
+    fn files_are_of_the_sequence_whose_seed_they_begin_with_or_of_nobody() {
+        let sequence = Sequence::new(12);
+        assert_eq!(sequence.prefix(), "12-");
+        assert!(sequence.is_of_another("1-union0") && sequence.is_of_another("123-union0"));
+        assert!(!sequence.is_of_another("12-union0") && !sequence.is_of_another("shadow"));
     }
 
     #[test]
