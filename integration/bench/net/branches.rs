@@ -29,7 +29,7 @@ const WORK: [(&str, &str); 4] = [
     ("open + read + close, /s", "open"),
 ];
 
-/// How long making the pools may take in software emulation, and working on files.
+/// How long making the pools may take in software emulation, working on files, and each step of a volume.
 const BOUND: Duration = Duration::from_secs(900);
 
 const POD: &str = "pod";
@@ -39,7 +39,7 @@ type Figures = Vec<(&'static str, f64)>;
 
 pub fn run() -> Result<Report> {
     let (most, files) = (number("BENCH_BRANCHES", 256), number("BENCH_FILES", 300));
-    let size = Size { machines: 3, memory_mib: number("BENCH_MEMORY", 1024), pool: DISK };
+    let size = Size { machines: 3, memory_mib: number("BENCH_MEMORY", 1024), pool: DISK, bound: BOUND };
     let cluster = Cluster::boot_as(size)?;
     let consumer = cluster.node("c");
     for name in ["a", "b"] {

@@ -36,7 +36,7 @@ pub use shared::on_cluster;
 /// The namespace of the driver's own objects, as in `deploy/`.
 pub const NAMESPACE: &str = "union";
 
-/// What a step of a cluster takes at most: machines in software emulation, four of which may share a processor.
+/// What a step of a test's cluster takes at most: machines in software emulation, four of which may share a processor.
 pub const BOUND: Duration = Duration::from_secs(180);
 
 /// Between two looks.
@@ -57,12 +57,15 @@ pub struct Size {
     pub memory_mib: u32,
     /// Bytes of the disk of each machine's pool.
     pub pool: u64,
+    /// What a step takes at most.
+    pub bound: Duration,
 }
 
 /// Machines with agents, and their API server.
 pub struct Cluster {
     /// Tests cut links and pull plugs here.
     pub net: Network,
+    bound: Duration,
     runtime: tokio::runtime::Runtime,
     client: Client,
     // Ends after the machines.
@@ -77,7 +80,7 @@ impl Cluster {
 
     /// That many, of which those beyond the third have no pool.
     pub fn boot_with(machines: usize) -> Result<Self> {
-        Self::boot_as(Size { machines, memory_mib: 400, pool: POOL })
+        Self::boot_as(Size { machines, memory_mib: 400, pool: POOL, bound: BOUND })
     }
 
     /// As [`Cluster::boot_with`], of another size.
@@ -95,7 +98,7 @@ impl Cluster {
         options.disks = vec![("data".to_owned(), size.pool), ("state".to_owned(), 256 << 20)];
         options.arguments = server.card();
         let net = Network::boot_as("cluster", &options)?;
-        let cluster = Self { net, runtime, client, server };
+        let cluster = Self { net, bound: size.bound, runtime, client, server };
         let machines = begun.elapsed();
         if let Err(error) = cluster.begin() {
             cluster.report();
