@@ -39,7 +39,7 @@ type Figures = Vec<(&'static str, f64)>;
 
 pub fn run() -> Result<Report> {
     let (most, files) = (number("BENCH_BRANCHES", 256), number("BENCH_FILES", 300));
-    let size = Size { machines: 3, memory_mib: number("BENCH_MEMORY", 1024), pool: DISK, bound: BOUND };
+    let size = Size { machines: 3, memory_mib: number("BENCH_MEMORY", 1024), pool: DISK, step_bound: BOUND };
     let cluster = Cluster::boot_as(size)?;
     let consumer = cluster.node("c");
     for name in ["a", "b"] {

@@ -58,14 +58,14 @@ pub struct Size {
     /// Bytes of the disk of each machine's pool.
     pub pool: u64,
     /// What a step takes at most.
-    pub bound: Duration,
+    pub step_bound: Duration,
 }
 
 /// Machines with agents, and their API server.
 pub struct Cluster {
     /// Tests cut links and pull plugs here.
     pub net: Network,
-    bound: Duration,
+    step_bound: Duration,
     runtime: tokio::runtime::Runtime,
     client: Client,
     // Ends after the machines.
@@ -80,7 +80,7 @@ impl Cluster {
 
     /// That many, of which those beyond the third have no pool.
     pub fn boot_with(machines: usize) -> Result<Self> {
-        Self::boot_as(Size { machines, memory_mib: 400, pool: POOL, bound: BOUND })
+        Self::boot_as(Size { machines, memory_mib: 400, pool: POOL, step_bound: BOUND })
     }
 
     /// As [`Cluster::boot_with`], of another size.
@@ -98,7 +98,7 @@ impl Cluster {
         options.disks = vec![("data".to_owned(), size.pool), ("state".to_owned(), 256 << 20)];
         options.arguments = server.card();
         let net = Network::boot_as("cluster", &options)?;
-        let cluster = Self { net, bound: size.bound, runtime, client, server };
+        let cluster = Self { net, step_bound: size.step_bound, runtime, client, server };
         let machines = begun.elapsed();
         if let Err(error) = cluster.begin() {
             cluster.report();

@@ -116,7 +116,7 @@ impl Cluster {
     /// Waits until it is bound.
     pub fn bound(&self, claim: &Claim) -> Volume {
         let claims: Api<PersistentVolumeClaim> = self.named();
-        let found = self.within(self.bound, &format!("claim {} is bound", claim.name), || {
+        let found = self.within(self.step_bound, &format!("claim {} is bound", claim.name), || {
             let found = self.block_on(claims.get_opt(&claim.name)).ok().flatten()?;
             (found.status.as_ref()?.phase.as_deref() == Some("Bound")).then_some(found)
         });
@@ -185,7 +185,7 @@ impl Cluster {
     pub fn attach(&self, volume: &Volume, node: &str) {
         self.ask_to_attach(volume, node);
         let mut said = String::new();
-        let end = std::time::Instant::now() + self.bound;
+        let end = std::time::Instant::now() + self.step_bound;
         loop {
             match self.attached(volume, node) {
                 Ok(true) => return,
@@ -206,7 +206,7 @@ impl Cluster {
     pub fn detach(&self, volume: &Volume, node: &str) {
         let (api, name) = (self.api::<VolumeAttachment>(), Self::attachment(volume, node));
         let _ = self.block_on(api.delete(&name, &DeleteParams::default()));
-        self.within(self.bound, &format!("volume {} is detached from {node}", volume.handle), || {
+        self.within(self.step_bound, &format!("volume {} is detached from {node}", volume.handle), || {
             self.block_on(api.get_opt(&name)).ok()?.is_none().then_some(())
         });
     }
@@ -275,7 +275,7 @@ impl Cluster {
     pub fn delete(&self, volume: &Volume) {
         let claims: Api<PersistentVolumeClaim> = self.named();
         let _ = self.block_on(claims.delete(&volume.claim, &DeleteParams::default())).expect("deleted");
-        self.within(self.bound, &format!("volume {} is gone", volume.name), || {
+        self.within(self.step_bound, &format!("volume {} is gone", volume.name), || {
             let none = self.block_on(self.api::<PersistentVolume>().get_opt(&volume.name)).ok()?.is_none();
             let split = self.block_on(self.store().splits().get(&volume.handle)).ok()?.is_none();
             (none && split && self.branches_of(volume).is_empty()).then_some(())
