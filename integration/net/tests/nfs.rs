@@ -403,3 +403,34 @@ fn a_consumer_fenced_by_nfs_while_it_was_cut_off_never_writes_again() {
         leave(owner, &[two])
     });
 }
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn what_an_owner_has_not_exported_yet_is_waited_for_also_by_who_asks_a_minute_later() {
+    on_shared(|net| {
+        let (owner, one) = (net.machine("a"), net.machine("b"));
+        serve(owner)?;
+        allow(owner, one)?;
+        attach(one, owner)?;
+        let mut writer =
+            one.start_command(format!("inside nfs append {DATA}/log"), Duration::from_secs(300))?;
+        assert!(writer.says("00000010", SOON)?);
+        net.isolate("b");
+        // As after a boot, with a pool that is late: the server runs, and knows of other branches only.
+        owner.run(format!(
+            "umount -l /run/union-csi/nfs/peers/{}/v-0@1; for each in nfsd.fh nfsd.export; do echo 1 >/proc/net/rpc/$each/flush; done",
+            one.address()
+        ))?;
+        // Kernels before 5.6 took what nobody had told of for 30 s for refused.
+        std::thread::sleep(Duration::from_secs(60));
+        net.heal_all();
+        std::thread::sleep(Duration::from_secs(10));
+        assert!(!writer.has_ended(), "{}", writer.output_so_far());
+        let before = writer.output_so_far().lines().count();
+        allow(owner, one)?;
+        assert!(writer.says(&format!("{:08}", before + 20), SOON)?, "{}", writer.output_so_far());
+        writer.kill();
+        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &writer.output_so_far());
+        leave(owner, &[one])
+    });
+}
