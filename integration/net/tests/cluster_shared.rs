@@ -152,13 +152,7 @@ fn the_size_of_a_directory_holds_on_every_node_but_for_root_where_it_lies_on_ext
             "truncate -s 160M /state/quota.disk && mkfs.ext4 -q -O quota,project -E quotatype=prjquota /state/quota.disk &&
              mkdir -p {QUOTA_POOL} && mount -o loop,prjquota /state/quota.disk {QUOTA_POOL}"
         ))?;
-        let serve = |agent| -> Result {
-            b.stop_agent()?;
-            b.configure(agent)?;
-            b.start_agent()?;
-            b.ready()
-        };
-        serve(Agent::WithQuota)?;
+        b.restart_as(Agent::WithQuota)?;
         cluster.class("sized", "Immediate", json!({"nodeSelector": "kubernetes.io/hostname=b"}));
         let volume = cluster.bound(&cluster.claim_with("sized", "sized", "32Mi", "ReadWriteMany"));
         let on_a = mount(cluster, &volume, "a")?;
@@ -180,7 +174,7 @@ fn the_size_of_a_directory_holds_on_every_node_but_for_root_where_it_lies_on_ext
         let passed = written("")?;
         assert!(passed.success(), "LIMITS can promise more: {passed}");
         leave(cluster, &volume, &["a"])?;
-        serve(Agent::WithPool)?;
+        b.restart_as(Agent::WithPool)?;
         b.machine.run(format!("umount {QUOTA_POOL} && rm /state/quota.disk")).map(drop)
     });
 }

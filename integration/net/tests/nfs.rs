@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::transport::{self, Kind};
-use crate::support::{Machine, Network, Result, on_shared};
+use crate::support::{Machine, Network, Result, Running, on_shared};
 
 /// Where the owner's pool is mounted, and a consumer's attachment of the first branch.
 const POOL: &str = "/pool";
@@ -71,6 +71,26 @@ fn two_consumers(net: &Network) -> Result<(&Machine, &Machine, &Machine)> {
         attach(consumer, owner)?;
     }
     Ok((owner, one, two))
+}
+
+/// One owner, a consumer that has its branch, and a writer there to whom some records are safe.
+fn one_writer(net: &Network, bound: Duration) -> Result<(&Machine, &Machine, Running)> {
+    let (owner, one) = (net.machine("a"), net.machine("b"));
+    serve(owner)?;
+    allow(owner, one)?;
+    attach(one, owner)?;
+    let mut writer = one.start_command(format!("inside nfs append {DATA}/log"), bound)?;
+    assert!(writer.says("00000010", SOON)?);
+    Ok((owner, one, writer))
+}
+
+/// Ends a writer that never had an error, and requires every record that it was told is safe.
+fn lost_nothing(owner: &Machine, mut writer: Running) -> Result {
+    writer.kill();
+    let told = writer.output_so_far();
+    assert!(!told.contains("ended"), "{told}");
+    require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &told);
+    Ok(())
 }
 
 fn leave(owner: &Machine, consumers: &[&Machine]) -> Result {
@@ -336,10 +356,7 @@ fn a_writer_waits_for_an_nfs_owner_that_lost_power_and_goes_on() {
             "{}",
             writer.output_so_far()
         );
-        writer.kill();
-        let told = writer.output_so_far();
-        assert!(!told.contains("ended"), "{told}");
-        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &told);
+        lost_nothing(owner, writer)?;
         assert_eq!(one.run("inside nfs attachments")?, "v-0@1 Live");
         // The lock was claimed again.
         let taken = format!("test $(inside nfs try-lock {DATA}/lock) = taken");
@@ -353,13 +370,7 @@ fn a_writer_waits_for_an_nfs_owner_that_lost_power_and_goes_on() {
 #[ignore = "boots machines: integration/net/run"]
 fn an_nfs_attachment_of_an_owner_that_is_gone_is_taken_away_without_waiting() {
     on_shared(|net| {
-        let (owner, one) = (net.machine("a"), net.machine("b"));
-        serve(owner)?;
-        allow(owner, one)?;
-        attach(one, owner)?;
-        let mut writer =
-            one.start_command(format!("inside nfs append {DATA}/log"), Duration::from_secs(200))?;
-        assert!(writer.says("00000010", SOON)?);
+        let (owner, one, writer) = one_writer(net, Duration::from_secs(200))?;
         net.cut("a", "b");
         one.eventually(SOON, "test \"$(inside nfs attachments)\" = 'v-0@1 Connecting'")?;
         let detach = one.attempt(Duration::from_secs(5), "inside nfs detach v-0@1")?;
@@ -408,13 +419,7 @@ fn a_consumer_fenced_by_nfs_while_it_was_cut_off_never_writes_again() {
 #[ignore = "boots machines: integration/net/run"]
 fn what_an_owner_has_not_exported_yet_is_waited_for_also_by_who_asks_a_minute_later() {
     on_shared(|net| {
-        let (owner, one) = (net.machine("a"), net.machine("b"));
-        serve(owner)?;
-        allow(owner, one)?;
-        attach(one, owner)?;
-        let mut writer =
-            one.start_command(format!("inside nfs append {DATA}/log"), Duration::from_secs(300))?;
-        assert!(writer.says("00000010", SOON)?);
+        let (owner, one, mut writer) = one_writer(net, Duration::from_secs(300))?;
         net.isolate("b");
         // As after a boot, with a pool that is late: the server runs, and knows of other branches only.
         owner.run(format!(
@@ -429,8 +434,7 @@ fn what_an_owner_has_not_exported_yet_is_waited_for_also_by_who_asks_a_minute_la
         let before = writer.output_so_far().lines().count();
         allow(owner, one)?;
         assert!(writer.says(&format!("{:08}", before + 20), SOON)?, "{}", writer.output_so_far());
-        writer.kill();
-        require_acknowledged(&owner.run(format!("cat {POOL}/v-0/data/log"))?, &writer.output_so_far());
+        lost_nothing(owner, writer)?;
         leave(owner, &[one])
     });
 }

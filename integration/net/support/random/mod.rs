@@ -24,3 +24,6 @@ pub const VOLUMES: [&str; 3] = ["image", "union", "nfs"];
 pub const SHARED: &str = "shared";
 /// How many pods it has, each on a node of its own.
 pub const SHARERS: usize = 2;
+
+/// How many pods there are at a time.
+pub const PODS: usize = VOLUMES.len() + SHARERS;

@@ -18,7 +18,7 @@ use super::judge::{Pod, faults};
 use super::left::{Consoles, disks, left};
 use super::pods::{Goal, Keeper};
 use super::sequence::{NodeIndex, Sequence, Step, VolumeIndex};
-use super::{NODES, SHARED, SHARERS, VOLUMES};
+use super::{NODES, PODS, SHARED, VOLUMES};
 
 /// What volumes may take to come where they shall be and back, once everything is healed. It takes a fifth of a minute, and
 /// many times as long where others use the processors too.
@@ -151,7 +151,7 @@ impl<'a> World<'a> {
     }
 
     fn everything_runs(&self) -> bool {
-        self.written.load(ORDER) == VOLUMES.len() + SHARERS
+        self.written.load(ORDER) == PODS
     }
 
     /// Something that must not be.
@@ -382,7 +382,7 @@ impl<'a> Trial<'a> {
         eprintln!("{sequence}");
         let world = World::new(self.cluster, sequence);
         let mut all: Vec<Vec<Pod>> = thread::scope(|scope| {
-            let keepers: Vec<_> = (0..VOLUMES.len() + SHARERS)
+            let keepers: Vec<_> = (0..PODS)
                 .map(|index| {
                     let keeper = Keeper::new(&world, self.volume(index), index, sequence);
                     let world = &world;
