@@ -6,7 +6,6 @@
 //! what is attached: paths that users may change are opened without following symlinks, below the living mount.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsString;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -33,7 +32,7 @@ pub struct SwapReport {
     pub swapped: u32,
     /// Mounts that could not be, and mounts of other filesystems that went with the dead directory that they were on.
     pub failed: u32,
-    /// Dead mounts left where they are because another mount hides them: no path leads to them.
+    /// Dead mounts found where another mount hides them, and left there: no path leads to them.
     pub hidden: u32,
 }
 
@@ -41,6 +40,11 @@ impl Host {
     /// Replaces every mount of device `dead` (major:minor), in this namespace and in every other one that has a process,
     /// by the same subtree of the living mount at `living`, with the same per-mount options
     /// (`open_tree`, `mount_setattr`, `setns`, `move_mount` beneath where the kernel can, then detach).
+    ///
+    /// In other namespaces the directory below is never to be seen meanwhile, so that nothing is taken for missing and nothing
+    /// made there: kernels before 6.5, which cannot mount beneath, mount on top, and the dead one stays, hidden, as long as the
+    /// namespace. This namespace is the last and has nothing left there; what others see of its mounts by propagation is exchanged
+    /// before.
     ///
     /// Device numbers are used again once nothing has them. So only mounts with the type and source of the living one are
     /// touched: both unions of a volume carry its name as their source. Restrictions of the living mount itself (such as
@@ -176,8 +180,8 @@ impl Replacement {
         // setns(2) refuses a thread that shares its root and working directory with others.
         unshare(CloneFlags::CLONE_FS).map_err(failed("unshare", "the swapping thread"))?;
         let mut report = SwapReport::default();
-        for (name, namespace) in namespaces()? {
-            let swapped = self.within(&namespace, &mut report);
+        for (name, namespace, whose) in namespaces()? {
+            let swapped = self.within(&namespace, whose, &mut report);
             enter(&self.home)?;
             if let Err(error) = swapped {
                 tracing::warn!(namespace = %name.display(), %error, "a mount namespace could not be healed");
@@ -187,7 +191,7 @@ impl Replacement {
         Ok(report)
     }
 
-    fn within(&self, namespace: &OwnedFd, report: &mut SwapReport) -> Result<()> {
+    fn within(&self, namespace: &OwnedFd, whose: Whose, report: &mut SwapReport) -> Result<()> {
         enter(namespace)?;
         let table = self.table()?;
         let plan = plan(&table, |entry| self.dead.is(entry));
@@ -201,8 +205,9 @@ impl Replacement {
         enter(namespace)?;
         for (step, copy) in plan.steps.iter().zip(copies) {
             let point = step.entry.mount_point.as_path();
-            let done = copy
-                .and_then(|tree| if step.carried { attach(&tree, point) } else { swap(&tree, step.entry) });
+            let done = copy.and_then(|tree| {
+                if step.carried { attach(&tree, point) } else { swap(&tree, step.entry, whose) }
+            });
             match done {
                 Ok(()) => {
                     tracing::debug!(mount.point = %point.display(), "a dead mount was swapped");
@@ -268,30 +273,40 @@ fn enter(namespace: &OwnedFd) -> Result<()> {
     setns(namespace, CloneFlags::CLONE_NEWNS).map_err(failed("setns", "a mount namespace"))
 }
 
-/// One descriptor for each mount namespace that a process is in, this one first.
-fn namespaces() -> Result<Vec<(PathBuf, OwnedFd)>> {
+/// Whose mounts they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whose {
+    /// The host's, by which it is told what is mounted.
+    Ours,
+    /// Of a container, or of whatever else has a namespace of its own.
+    Others,
+}
+
+/// One descriptor for each mount namespace that a process is in, this one last.
+fn namespaces() -> Result<Vec<(PathBuf, OwnedFd, Whose)>> {
     let proc = Path::new("/proc");
-    let mut pids = vec![OsString::from("self")];
-    for entry in std::fs::read_dir(proc).map_err(failed("readdir", proc))? {
-        let name = entry.map_err(failed("readdir", proc))?.file_name();
-        if name.to_str().is_some_and(|name| name.bytes().all(|b| b.is_ascii_digit())) {
-            pids.push(name);
-        }
-    }
-    let mut seen = BTreeSet::new();
+    let link_of = |pid: &Path| proc.join(pid).join("ns/mnt");
+    let ours = link_of(Path::new("self"));
+    let mut seen = BTreeSet::from([std::fs::read_link(&ours).map_err(failed("readlink", &ours))?]);
+    let open = |link: &Path| rustix::fs::open(link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
     let mut found = Vec::new();
-    for pid in pids {
-        let link = proc.join(pid).join("ns/mnt");
+    for entry in std::fs::read_dir(proc).map_err(failed("readdir", proc))? {
+        let pid = entry.map_err(failed("readdir", proc))?.file_name();
+        if !pid.to_str().is_some_and(|name| name.bytes().all(|b| b.is_ascii_digit())) {
+            continue;
+        }
+        let link = link_of(Path::new(&pid));
         // What has ended meanwhile, and what may not be looked at, has nothing that could be done for it.
         let Ok(name) = std::fs::read_link(&link) else { continue };
         if seen.contains(&name) {
             continue;
         }
-        if let Ok(fd) = rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
+        if let Ok(fd) = open(&link) {
             seen.insert(name.clone());
-            found.push((name, fd));
+            found.push((name, fd, Whose::Others));
         }
     }
+    found.push((ours.clone(), open(&ours).map_err(failed("open", &ours))?, Whose::Ours));
     Ok(found)
 }
 
@@ -344,7 +359,7 @@ fn plan(table: &MountTable, is_dead: impl Fn(&MountEntry) -> bool) -> Plan<'_> {
 }
 
 /// Puts the copy in the place of the dead mount that is at its mount point in the current namespace.
-fn swap(tree: &OwnedFd, dead: &MountEntry) -> Result<()> {
+fn swap(tree: &OwnedFd, dead: &MountEntry, whose: Whose) -> Result<()> {
     let point = dead.mount_point.as_path();
     let target = open_point(point)?;
     if known(&target).is_some_and(|target| target.mount != dead.id) {
@@ -357,10 +372,12 @@ fn swap(tree: &OwnedFd, dead: &MountEntry) -> Result<()> {
         return Err(failed("move_mount", point)(Errno::NOTDIR));
     }
     let detach = || umount2(point, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-    // Beneath first: at no time is the directory below to be seen. Kernels before 6.5 cannot, and where propagation
-    // forbids it none can.
+    // At no time is the directory below to be seen: what a workload makes there would be lost to it. Kernels before 6.5 cannot
+    // mount beneath, and where propagation forbids it none can.
     match move_onto(tree, &target, MoveMountFlags::MOVE_MOUNT_BENEATH) {
         Ok(()) => return detach().map_err(failed("umount2", point)),
+        // The dead one stays, covered.
+        Err(Errno::INVAL) if whose == Whose::Others => return attach(tree, point),
         Err(Errno::INVAL) => {}
         Err(errno) => return Err(failed("move_mount", point)(errno)),
     }

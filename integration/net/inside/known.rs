@@ -4,19 +4,26 @@
 //!   those whose names begin with `d` as directories, others as files. `there MS`, `refused MS ERRNO` where that changes;
 //!   `missing NAME MS` and `made NAME MS` each time.
 //! - `listen PORT...`: keeps these TCP ports of all addresses.
+//! - `exchange DIRECTORY ROUNDS`: puts a new filesystem with the file `file` in the place of the one before it, below a bind mount of it
+//!   at DIRECTORY/pod in a mount namespace of its own, so often, while a program there looks for the file without a pause; says how
+//!   often that was `missing`, of how many looks.
+//! - `look-for FILE`: that program; it ends when its input does.
 //! - `shutdown MAJOR:MINOR`: shuts the filesystem on that device down, as it does itself after an error of its disk.
 
 #![allow(clippy::print_stdout, reason = "what it says is for the tests")]
 
+use std::env;
 use std::error::Error;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use union_csi::platform::Host;
+use union_csi::platform::mount::MountAttr;
 use union_csi::platform::shutdown::Shutdown;
 
 /// Between two paths that are looked up.
@@ -28,8 +35,12 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     match words.as_slice() {
         ["look", directory, names @ ..] if !names.is_empty() => look(Path::new(directory), names),
         ["listen", ports @ ..] => listen(ports),
+        ["exchange", directory, rounds] => exchange(Path::new(directory), rounds.parse()?),
+        ["look-for", file] => look_for(Path::new(file)),
         ["shutdown", device] => shut_down(device),
-        _ => Err("say look DIRECTORY NAME..., listen PORT... or shutdown MAJOR:MINOR".into()),
+        _ => Err("say look DIRECTORY NAME..., listen PORT..., exchange DIRECTORY ROUNDS, look-for FILE or \
+                  shutdown MAJOR:MINOR"
+            .into()),
     }
 }
 
@@ -41,6 +52,63 @@ fn listen(ports: &[&str]) -> Result<(), Box<dyn Error>> {
     loop {
         thread::park();
     }
+}
+
+/// Mounts the next filesystem; where, and its number.
+fn next(directory: &Path, round: u32) -> Result<(PathBuf, (u32, u32)), Box<dyn Error>> {
+    let host = Host::new();
+    let at = directory.join(format!("volume-{round}"));
+    fs::create_dir_all(&at)?;
+    host.mount_filesystem(Path::new("volume"), &at, "tmpfs", MountAttr::default(), "size=1m")?;
+    fs::write(at.join("file"), "content")?;
+    let device = host.mounts()?.at(&at).ok_or("it is not mounted")?.device;
+    Ok((at, device))
+}
+
+fn exchange(directory: &Path, rounds: u32) -> Result<(), Box<dyn Error>> {
+    let host = Host::new();
+    let (mut at, mut device) = next(directory, 0)?;
+    let pod = directory.join("pod");
+    fs::create_dir_all(&pod)?;
+    let (at_first, inside) = (at.display(), env::current_exe()?);
+    let script = format!(
+        "mount --bind {at_first} {0} && exec {1} known look-for {0}/file",
+        pod.display(),
+        inside.display()
+    );
+    let mut looker = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "--", "sh", "-c", &script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut said = BufReader::new(looker.stdout.take().ok_or("no output")?).lines();
+    said.next().ok_or("it does not begin")??;
+    for round in 1..=rounds {
+        host.unmount(&at, true)?;
+        let (living, number) = next(directory, round)?;
+        let report = host.swap_mounts(device, &living)?;
+        if report.swapped == 0 || report.failed > 0 {
+            return Err(format!("round {round}: {report:?}").into());
+        }
+        (at, device) = (living, number);
+    }
+    drop(looker.stdin.take());
+    println!("{}", said.next().ok_or("it says nothing")??);
+    host.unmount(&at, true)?;
+    looker.wait()?;
+    Ok(())
+}
+
+fn look_for(file: &Path) -> Result<(), Box<dyn Error>> {
+    println!("begins");
+    let ended = thread::spawn(|| io::stdin().read_to_end(&mut Vec::new()));
+    let (mut missing, mut looks) = (0_u64, 0_u64);
+    while !ended.is_finished() {
+        missing += u64::from(fs::symlink_metadata(file).is_err());
+        looks += 1;
+    }
+    println!("missing {missing} of {looks}");
+    Ok(())
 }
 
 fn shut_down(device: &str) -> Result<(), Box<dyn Error>> {

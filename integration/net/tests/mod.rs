@@ -10,6 +10,7 @@ mod cluster_random;
 mod cluster_shared;
 mod cluster_tls;
 mod cluster_write_through;
+mod exchange;
 mod network;
 mod nfs;
 mod nvme;
