@@ -187,6 +187,20 @@ async fn volume_waits_for_a_branch_whose_node_is_away_and_says_so() {
         (stats.health.abnormal && stats.health.message.contains("node node-b")).then_some(())
     })
     .await;
+    let record = rig.state.join("volumes").join(&vol.id).join("record.json");
+    let healer_looked = || fs::read_to_string(&record).ok()?.contains("silentSince").then_some(());
+    eventually("the healer's look", healer_looked).await;
+    rig.fabric.set_away(false);
+    until("its connections", async || {
+        let branches = rig.snapshot(&vol).await.branches;
+        let mut links = branches.iter().filter_map(|b| b.remote.as_ref());
+        links.all(|r| r.link == LinkState::Live).then_some(())
+    })
+    .await;
+    let health = rig.snapshot(&vol).await.health;
+    assert!(!health.abnormal, "what is over is told no more: {}", health.message);
+    rig.fabric.set_away(true);
+    until("the reason again", async || rig.snapshot(&vol).await.health.abnormal.then_some(())).await;
     let snapshot = rig.snapshot(&vol).await;
     assert_eq!(snapshot.pid, Some(pid), "nothing is taken down");
     let told: Vec<_> =

@@ -107,7 +107,8 @@ impl Core {
             return Outcome::Fine;
         }
         if let Action::Report(reason) = action {
-            slot.hints().trouble = Some(reason.clone());
+            // Whoever asks sees it too, for as long as it lasts.
+            slot.hints().trouble = None;
             return Outcome::Troubled { reason, pause: REPORT_PAUSE };
         }
         let waiting = {

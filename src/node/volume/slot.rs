@@ -45,7 +45,7 @@ pub(super) struct CutOff {
 pub(super) struct Hints {
     /// Its MergerFS process, to be watched.
     pub(super) process: Option<ProcessId>,
-    /// What is wrong with it; a sentence.
+    /// What is wrong with it and a look would not tell; a sentence.
     pub(super) trouble: Option<String>,
     /// Attempts to repair it that failed, or repairs that did not last, in a row.
     pub(super) failures: u32,

@@ -70,6 +70,7 @@ impl Core {
     fn health(&self, slot: &Slot, record: &Record, view: &View) -> (Health, bool) {
         let mut faults = Vec::new();
         let mut answering = true;
+        let patience = record.branch_timeout().as_secs();
         for (index, seen) in self.look_at_branches(slot, record, view) {
             let id = record.volume().branch(index);
             match seen {
@@ -82,13 +83,16 @@ impl Core {
                 BranchSeen::Away(node, time) => {
                     answering = false;
                     faults.push(format!(
-                        "node {node}, which holds branch {id}, has not answered for {} s: the branch's files wait",
+                        "node {node}, which holds branch {id}, has not answered for {} s: the branch's files wait, up to {patience} s",
                         time.as_secs()
                     ));
                 }
-                BranchSeen::Silent(_) => {
+                BranchSeen::Silent(time) => {
                     answering = false;
-                    faults.push(format!("branch {id} does not answer: its files wait"));
+                    faults.push(format!(
+                        "branch {id} has not answered for {} s: its files wait, up to {patience} s",
+                        time.as_secs()
+                    ));
                 }
             }
         }
