@@ -87,6 +87,27 @@ fn sqlite(dir: &Path, journal: &str) -> io::Result<bool> {
     Ok(Command::new("python3").args(["-c", &program]).current_dir(dir).status()?.success())
 }
 
+/// Whether a file has its place on the disk after syncfs: its extents, where the branch has it, are not `DELALLOC` any more
+/// (linux/fiemap.h; not asked with `FIEMAP_FLAG_SYNC`, which would write it out).
+fn syncfs_writes_out(dir: &Path) -> io::Result<bool> {
+    fresh(dir, "f", &[1; 65536])?;
+    rustix::fs::syncfs(File::open(dir)?)?;
+    let program = "import fcntl, os, struct, sys\n\
+         try: path = os.getxattr('f', 'user.mergerfs.fullpath')\n\
+         except OSError: path = 'f'\n\
+         ask = struct.pack('=QQIIII', 0, 2**63, 0, 0, 8, 0) + bytes(8 * 56)\n\
+         answer = fcntl.ioctl(os.open(path, os.O_RDONLY), 0xC020660B, ask)\n\
+         extents = [struct.unpack_from('=I', answer, 32 + n * 56 + 40)[0] for n in range(struct.unpack_from('=I', answer, 20)[0])]\n\
+         assert extents\n\
+         print(any(flags & 4 for flags in extents))\n";
+    let out = Command::new("python3").args(["-c", program]).current_dir(dir).output()?;
+    match String::from_utf8_lossy(&out.stdout).trim() {
+        "True" => Ok(false),
+        "False" => Ok(true),
+        _ => panic!("FIEMAP: {}", String::from_utf8_lossy(&out.stderr)),
+    }
+}
+
 /// The probes, by the words of the table's first column.
 fn probes() -> BTreeMap<&'static str, Probe> {
     let mut all: BTreeMap<&'static str, Probe> = BTreeMap::new();
@@ -266,6 +287,10 @@ fn probes() -> BTreeMap<&'static str, Probe> {
     all.insert("fsync of a directory", |d| {
         File::open(d)?.sync_all()?;
         Ok(true)
+    });
+    // Once may be chance: the kernel writes out by itself too.
+    all.insert("syncfs (`sync -f`) writes out the volume's files", |d| {
+        (0..5).map(|_| syncfs_writes_out(d)).try_fold(true, |all, one| Ok(all && one?))
     });
     all.insert("names of 255 bytes", |d| {
         fresh(d, &"n".repeat(255), b"x")?;

@@ -33,7 +33,7 @@ fn a_claim_larger_than_any_node_is_one_volume_over_three_nodes_and_moves_with_it
         a.machine.run_within(
             4 * BOUND,
             format!(
-                "cd {data} && mkdir d && for i in $(seq 72); do head -c 8388608 /dev/urandom >d/$i; done; sync -f ."
+                "cd {data} && mkdir d && for i in $(seq 72); do head -c 8388608 /dev/urandom >d/$i; done; sync d/*"
             ),
         )?;
         let sums = a.machine.run_within(2 * BOUND, format!("cd {data} && {SUMS}"))?;
