@@ -227,13 +227,13 @@ fn errnos(told: &Told) -> Vec<i32> {
     errnos
 }
 
-/// No process of the node waits for what not even a kill ends.
 /// Where in the kernel the pods' writers are.
 const WHERE: &str = r#"for each in /proc/[0-9]*; do
         words=$(tr '\0' ' ' <$each/cmdline 2>/dev/null) || continue
         case $words in 'inside workload'*) for task in $each/task/*; do echo "$words: $(tr '\n' ';' <$task/stack)"; done ;; esac
     done"#;
 
+/// No process of the node waits for what not even a kill ends.
 fn no_one_is_stuck(cluster: &Cluster, node: &str) {
     let look = "for each in /proc/[0-9]*; do
             [ \"$(sed -n 's/^State:\\t\\(.\\).*/\\1/p' $each/status 2>/dev/null)\" = D ] || continue

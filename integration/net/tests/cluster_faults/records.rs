@@ -29,11 +29,13 @@ struct Looked {
     made: Vec<u64>,
     /// How often paths were refused with another error than the time before.
     refused: usize,
+    /// All that it told.
+    lines: String,
 }
 
 impl Looked {
     fn read(output: &str) -> Self {
-        let mut looked = Self::default();
+        let mut looked = Self { lines: output.to_owned(), ..Self::default() };
         for line in output.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let at = || words.get(2).and_then(|word| word.parse().ok()).unwrap_or(0);
@@ -90,7 +92,7 @@ impl<'c> Union<'c> {
                 "cd '{data}' && for i in $(seq {PATHS}); do
                      if [ $((i % 3)) = 0 ]; then p=d$i; mkdir $p; else p=f$i; echo known >$p; fi
                      echo $p $(getfattr --only-values -n user.mergerfs.basepath $p)
-                 done; sync -f ."
+                 done; sync *"
             ),
         )?;
         let branches = cluster.branches_of(&volume);
@@ -187,11 +189,12 @@ impl Ended<'_> {
         let Looked { missing, made, .. } = &self.looked;
         assert!(
             missing.is_empty() && made.is_empty(),
-            "{}: {} answers that a known path does not exist, {} paths made anew, within {:?} ms",
+            "{}: {} answers that a known path does not exist, {} paths made anew, within {:?} ms:\n{}",
             self.name,
             missing.len(),
             made.len(),
-            self.looked.moment()
+            self.looked.moment(),
+            self.looked.lines
         );
     }
 
