@@ -88,27 +88,32 @@ pub fn address(address: IpAddr, domain: &str) -> String {
 #[must_use]
 pub fn root(domain: &str, path: &Path) -> String {
     let flags = READ_ONLY | NO_SUBTREE_CHECK | FSID | CROSS_MOUNT | V4_ROOT;
-    format!("{} {flags} {NOBODY} {NOBODY} 0\n", head(domain, path))
+    format!("{} {flags} {NOBODY} {NOBODY} 0\n", refused_head(domain, path))
 }
 
 /// The domain may read the directory, and write it unless `read_only`.
 #[must_use]
 pub fn granted(domain: &str, path: &Path, uuid: [u8; 16], read_only: bool) -> String {
-    let head = head(domain, path);
+    let head = refused_head(domain, path);
     let flags = NO_SUBTREE_CHECK | if read_only { READ_ONLY } else { 0 };
     format!("{head} {flags} {NOBODY} {NOBODY} 0 uuid {}\n", hex(&uuid))
 }
 
-/// How what is told of a path begins.
-fn head(domain: &str, path: &Path) -> String {
+/// The domain may not use the path.
+#[must_use]
+pub fn refused(domain: &str, path: &Path) -> String {
+    format!("{}\n", refused_head(domain, path))
+}
+
+fn refused_head(domain: &str, path: &Path) -> String {
     format!("{} {} {NEVER}", quoted(domain.as_bytes()), quoted(path.as_os_str().as_bytes()))
 }
 
-/// The domain's handles that begin so are of what lies at the path.
+/// The domain's handles that begin so are of what lies at the path; without a path they are stale.
 #[must_use]
-pub fn handle(domain: &str, key: HandleKey, path: &Path) -> String {
-    let (domain, path) = (quoted(domain.as_bytes()), quoted(path.as_os_str().as_bytes()));
-    format!("{domain} {} {} {NEVER} {path}\n", key.kind(), hex(&key.bytes()))
+pub fn handle(domain: &str, key: HandleKey, path: Option<&Path>) -> String {
+    let path = path.map(|p| format!(" {}", quoted(p.as_os_str().as_bytes()))).unwrap_or_default();
+    format!("{} {} {} {NEVER}{path}\n", quoted(domain.as_bytes()), key.kind(), hex(&key.bytes()))
 }
 
 /// A word as the kernel's `qword_get` reads it: what would end or begin something else in octal.
@@ -205,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_names_rights_and_identity() {
+    fn a_grant_names_rights_and_identity_and_a_refusal_ends_before_them() {
         assert_eq!(
             granted("d", Path::new("/r/v-0@1"), UUID, true).split(' ').nth(3),
             Some("1025"),
@@ -215,28 +220,28 @@ mod tests {
             granted("d", Path::new("/r/v-0@1"), UUID, false),
             "d /r/v-0@1 2147483647 1024 65534 65534 0 uuid \\x000102030405060708090a0b0c0d0eff\n"
         );
+        assert_eq!(refused("d", Path::new("/r/v-0@1")), "d /r/v-0@1 2147483647\n");
         assert_eq!(root("d", Path::new("/r")), "d /r 2147483647 91137 65534 65534 0\n");
     }
 
     #[test]
     fn a_handle_is_known_by_its_kind_and_its_bytes() {
-        assert_eq!(handle("d", HandleKey::Root, Path::new("/r")), "d 1 \\x00000000 2147483647 /r\n");
+        assert_eq!(handle("d", HandleKey::Root, Some(Path::new("/r"))), "d 1 \\x00000000 2147483647 /r\n");
         let number = 258_u64;
         let wanted: String = number.to_ne_bytes().iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(
-            handle("d", HandleKey::InodeUuid(number, UUID), Path::new("/r")),
-            format!("d 7 \\x{wanted}000102030405060708090a0b0c0d0eff 2147483647 /r\n")
+            handle("d", HandleKey::InodeUuid(number, UUID), None),
+            format!("d 7 \\x{wanted}000102030405060708090a0b0c0d0eff 2147483647\n")
         );
         assert_eq!(
-            handle("d", HandleKey::Uuid(UUID), Path::new("/r")),
-            "d 6 \\x000102030405060708090a0b0c0d0eff 2147483647 /r\n"
+            handle("d", HandleKey::Uuid(UUID), None),
+            "d 6 \\x000102030405060708090a0b0c0d0eff 2147483647\n"
         );
     }
 
     #[test]
     fn a_path_cannot_end_its_word() {
-        let line = handle("d", HandleKey::Root, Path::new("/a b\\c\nd\te"));
-        assert_eq!(line, "d 1 \\x00000000 2147483647 /a\\040b\\134c\\012d\\011e\n");
+        assert_eq!(refused("d", Path::new("/a b\\c\nd\te")), "d /a\\040b\\134c\\012d\\011e 2147483647\n");
     }
 
     #[test]

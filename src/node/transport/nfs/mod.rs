@@ -9,12 +9,8 @@
 //!
 //! What the server does not know makes a client wait (Linux 5.6 and later): after a restart of the owner, clients wait until
 //! their branch is exported and allowed again, in whatever order that is done, and go on with what they had open. They send
-//! again what was not on the disk before. So an owner that went down does not need another [`Generation`].
-//!
-//! A peer that is fenced waits likewise for what it still asks for, until its own agent ends the attachment by force. An error
-//! (ESTALE) would come to the peer's union before its agent: that takes files for missing, and lets them be made anew on another
-//! branch. While it waits its kernel may keep what it has of this owner's other branches waiting too (Linux 6.1: its state
-//! manager claims what was open again, one after the other); they go on as soon as the attachment is ended.
+//! again what was not on the disk before. So an owner that went down does not need another [`Generation`];
+//! given one all the same, peers get errors (ESTALE) from what they had and attach anew.
 //!
 //! A peer is an address, and its kernel is trusted with what it may use: there is no proof of identity, and who is root there
 //! is root here, within the filesystem of the pool that the branch lies in (a forged file handle reaches other directories of

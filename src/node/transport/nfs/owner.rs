@@ -132,6 +132,38 @@ impl NfsOwner {
         Ok(rights.iter().filter(told).cloned().collect())
     }
 
+    /// What was taken from whom and may still be asked for, with the inode that its handles name. A directory on the tmpfs
+    /// for each: it goes with the restart that makes the kernel forget the handles too, and with the branch's export.
+    fn fenced(&self) -> Result<BTreeSet<(IpAddr, ExportId, u64)>, TransportError> {
+        let look = "look at what was fenced";
+        let directory = self.root.join("fenced");
+        let mut found = BTreeSet::new();
+        for peer in self.host.directory_names(&directory).map_err(kernel(look))?.unwrap_or_default() {
+            let Some(address) = peer.to_str().and_then(|p| p.parse().ok()) else { continue };
+            let names = self.host.directory_names(&directory.join(&peer)).map_err(kernel(look))?;
+            for name in names.unwrap_or_default() {
+                let Some((id, inode)) = name.to_str().and_then(|n| n.split_once(':')) else { continue };
+                if let (Some(id), Ok(inode)) = (name::parse(id.as_ref()), inode.parse()) {
+                    found.insert((address, id, inode));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn mark(&self, peer: IpAddr, id: &ExportId, inode: u64) -> PathBuf {
+        self.root.join("fenced").join(peer.to_string()).join(format!("{}:{inode}", name::export(id)))
+    }
+
+    /// Forgets what was fenced.
+    fn forget(&self, gone: impl Fn(IpAddr, &ExportId) -> bool) -> Result<(), TransportError> {
+        for (peer, id, inode) in self.fenced()?.into_iter().filter(|(peer, id, _)| gone(*peer, id)) {
+            let mark = self.mark(peer, &id, inode);
+            self.host.remove_directory(&mark).map_err(kernel("forget what was fenced"))?;
+        }
+        Ok(())
+    }
+
     /// Makes the server run, as ours, with a place for its mount points; tells one that had been stopped what it served.
     fn ensure_ready(&self) -> Result<(), TransportError> {
         let started = self.ensure_serving()?;
@@ -176,7 +208,7 @@ impl NfsOwner {
                 .and_then(|()| self.host.make_private(&self.root))
                 .map_err(kernel("mount the directory of NFS exports"))?;
         }
-        for name in ["exports", "peers"] {
+        for name in ["exports", "peers", "fenced"] {
             self.host.ensure_directory(&self.root.join(name), 0o755).map_err(kernel(make))?;
         }
         Ok(())
@@ -206,13 +238,14 @@ impl NfsOwner {
         Ok(found.map_or(0, |f| f.inode))
     }
 
-    /// Tells the server of a peer, and of the root that it sees.
+    /// Tells the server of a peer, and of the root that it sees. Without, its kernel could not even learn that what it had is
+    /// gone.
     fn admit(&self, peer: IpAddr) -> Result<(), TransportError> {
         let (domain, root) = (name::domain(peer), self.peer_root(peer));
         self.host.ensure_directory(&root, 0o755).map_err(kernel("make a peer's directory"))?;
         self.write(Cache::Addresses, &cache::address(peer, &domain))?;
         self.write(Cache::Exports, &cache::root(&domain, &root))?;
-        self.write(Cache::Handles, &cache::handle(&domain, HandleKey::Root, &root))
+        self.write(Cache::Handles, &cache::handle(&domain, HandleKey::Root, Some(&root)))
     }
 
     /// What the directory that is bound for a peer lets it do; `None`: none is bound.
@@ -229,7 +262,15 @@ impl NfsOwner {
         let reads = right == Right::Read;
         self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id), reads))?;
         for key in keys(id, self.inode(&point)?) {
-            self.write(Cache::Handles, &cache::handle(&domain, key, &point))?;
+            self.write(Cache::Handles, &cache::handle(&domain, key, Some(&point)))?;
+        }
+        Ok(())
+    }
+
+    /// Tells the server that what a peer may still hold of an export is stale.
+    fn refuse(&self, peer: IpAddr, id: &ExportId, inode: u64) -> Result<(), TransportError> {
+        for key in keys(id, inode) {
+            self.write(Cache::Handles, &cache::handle(&name::domain(peer), key, None))?;
         }
         Ok(())
     }
@@ -239,8 +280,16 @@ impl NfsOwner {
         if gone.is_empty() {
             return Ok(());
         }
-        // What is not told again is not answered: every later request waits, and so does whoever made it. An error would have
-        // the peer's union take files for missing before its agent could end it.
+        // First every later request is refused: with what it was asked for by name, and by handle.
+        for (peer, id) in gone {
+            let point = self.peer_point(*peer, id);
+            let inode = self.inode(&point)?;
+            let mark = self.mark(*peer, id, inode);
+            self.host.ensure_directory(&mark, 0o755).map_err(kernel("note a fence"))?;
+            self.admit(*peer)?;
+            self.write(Cache::Exports, &cache::refused(&name::domain(*peer), &point))?;
+            self.refuse(*peer, id, inode)?;
+        }
         self.renew(gone)?;
         let mut left = self.release(gone, DRAIN)?;
         if !left.is_empty() {
@@ -262,9 +311,13 @@ impl NfsOwner {
     /// Makes the server let go of all that it remembers of exports, and tells it again of what stays. In between clients
     /// wait; should this process end in between, they wait until the rights are given again.
     fn renew(&self, gone: &BTreeSet<(IpAddr, ExportId)>) -> Result<(), TransportError> {
+        // A refusal by handle must not be missing for a moment in which a later right is there.
         for cache in [Cache::Handles, Cache::Exports] {
             let action = "make the NFS server let go of exports";
             self.host.nfs_cache_flush(&self.roots, cache).map_err(kernel(action))?;
+        }
+        for (peer, id, inode) in self.fenced()? {
+            self.refuse(peer, &id, inode)?;
         }
         let directory = self.root.join("peers");
         let names = self.host.directory_names(&directory).map_err(kernel("list peers"))?.unwrap_or_default();
@@ -437,6 +490,7 @@ impl Owner for NfsOwner {
         if self.bound_right(&mounts, peer, id).is_some_and(|bound| bound != right) {
             self.revoke(&[(peer, id.clone())].into())?;
         }
+        self.forget(|p, e| p == peer && e == id)?;
         self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id), right)?;
         self.admit(peer)?;
         self.grant(peer, id, right)
@@ -449,7 +503,17 @@ impl Owner for NfsOwner {
         let rights = self.rights(&mounts);
         let gone: BTreeSet<_> =
             rights.into_iter().filter(|(p, e)| *p == peer && e.branch == id.branch).collect();
-        self.revoke(&gone)
+        self.revoke(&gone)?;
+        // Who was fenced while this node was down may wait for it: it is told that it waits for nothing.
+        for other in self.standing(&mounts).into_iter().filter(|e| e.branch == id.branch) {
+            let inode = self.inode(&self.export_point(&other))?;
+            let mark = self.mark(peer, &other, inode);
+            if self.host.ensure_directory(&mark, 0o755).map_err(kernel("note a fence"))? {
+                self.admit(peer)?;
+                self.refuse(peer, &other, inode)?;
+            }
+        }
+        Ok(())
     }
 
     fn withdraw(&self) -> Result<(), TransportError> {
@@ -468,7 +532,8 @@ impl Owner for NfsOwner {
         // Also what is left of an end that was cut short.
         let rights = self.rights(&mounts).into_iter().map(|(_, id)| id);
         let all: BTreeSet<ExportId> = self.standing(&mounts).into_iter().chain(rights).collect();
-        all.iter().filter(|id| id.branch == *branch).try_for_each(|id| self.end(id))
+        all.iter().filter(|id| id.branch == *branch).try_for_each(|id| self.end(id))?;
+        self.forget(|_, id| id.branch == *branch)
     }
 
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
