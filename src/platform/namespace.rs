@@ -43,8 +43,8 @@ impl Host {
     ///
     /// In other namespaces the directory below is never to be seen meanwhile, so that nothing is taken for missing and nothing
     /// made there: kernels before 6.5, which cannot mount beneath, mount on top, and the dead one stays, hidden, as long as the
-    /// namespace. This namespace is the last and has nothing left there; what others see of its mounts by propagation is exchanged
-    /// before.
+    /// namespace. This namespace is the first and has nothing left there; what others have of it by propagation goes and comes
+    /// with it, and is not mounted a second time, which would stay there when it is unmounted here.
     ///
     /// Device numbers are used again once nothing has them. So only mounts with the type and source of the living one are
     /// touched: both unions of a volume carry its name as their source. Restrictions of the living mount itself (such as
@@ -282,14 +282,14 @@ enum Whose {
     Others,
 }
 
-/// One descriptor for each mount namespace that a process is in, this one last.
+/// One descriptor for each mount namespace that a process is in, this one first.
 fn namespaces() -> Result<Vec<(PathBuf, OwnedFd, Whose)>> {
     let proc = Path::new("/proc");
     let link_of = |pid: &Path| proc.join(pid).join("ns/mnt");
     let ours = link_of(Path::new("self"));
     let mut seen = BTreeSet::from([std::fs::read_link(&ours).map_err(failed("readlink", &ours))?]);
     let open = |link: &Path| rustix::fs::open(link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let mut found = Vec::new();
+    let mut found = vec![(ours.clone(), open(&ours).map_err(failed("open", &ours))?, Whose::Ours)];
     for entry in std::fs::read_dir(proc).map_err(failed("readdir", proc))? {
         let pid = entry.map_err(failed("readdir", proc))?.file_name();
         if !pid.to_str().is_some_and(|name| name.bytes().all(|b| b.is_ascii_digit())) {
@@ -306,7 +306,6 @@ fn namespaces() -> Result<Vec<(PathBuf, OwnedFd, Whose)>> {
             found.push((name, fd, Whose::Others));
         }
     }
-    found.push((ours.clone(), open(&ours).map_err(failed("open", &ours))?, Whose::Ours));
     Ok(found)
 }
 
