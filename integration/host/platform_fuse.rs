@@ -182,6 +182,13 @@ fn platform_a_path_that_hung_is_asked_anew_when_something_else_is_mounted_there(
     mergerfs.signal(Signal::SIGCONT);
 }
 
+/// Whether this kernel has `MOVE_MOUNT_BENEATH` (Linux 6.5).
+fn mounts_beneath() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("the kernel's release");
+    let numbers: Vec<u32> = release.split(['.', '-']).map_while(|n| n.parse().ok()).take(2).collect();
+    numbers >= vec![6, 5]
+}
+
 #[test]
 fn platform_a_dead_union_is_swapped_in_every_namespace_with_its_options() {
     let f = Fixture::new();
@@ -225,8 +232,19 @@ fn platform_a_dead_union_is_swapped_in_every_namespace_with_its_options() {
     let table = f.host.mounts().expect("mounts");
     assert!(table.entries.iter().all(|e| e.device != dead.device), "nothing dead stays in our namespace");
     let table = fs::read_to_string(format!("/proc/{}/mountinfo", private.0.id())).expect("mountinfo");
-    assert!(!table.contains(&format!(" {}:{} ", dead.device.0, dead.device.1)), "{table}");
-    let own = table.lines().find(|line| line.contains("/own ")).expect("own");
+    let is_dead = |line: &&str| line.contains(&format!(" {}:{} ", dead.device.0, dead.device.1));
+    let field = |line: &str, number: usize| line.split(' ').nth(number).map(str::to_owned);
+    let is_covered = |line: &str| {
+        table.lines().any(|other| field(other, 1) == field(line, 0) && field(other, 4) == field(line, 4))
+    };
+    for left in table.lines().filter(is_dead) {
+        assert!(!mounts_beneath(), "{left}");
+        // It, or what it is mounted on.
+        let below = |line: &&str| table.lines().find(|other| field(other, 0) == field(line, 1));
+        let hidden = std::iter::successors(Some(left), below).any(is_covered);
+        assert!(hidden, "{left} in {table}");
+    }
+    let own = table.lines().filter(|line| !is_dead(line)).find(|line| line.contains("/own ")).expect("own");
     assert!(own.contains("ro,") && own.contains("noexec"), "{own}");
 
     let again = f.host.swap_mounts(dead.device, &living.mount_point).expect("a second swap");

@@ -4,9 +4,9 @@
 //!   those whose names begin with `d` as directories, others as files. `there MS`, `refused MS ERRNO` where that changes;
 //!   `missing NAME MS` and `made NAME MS` each time.
 //! - `listen PORT...`: keeps these TCP ports of all addresses.
-//! - `exchange DIRECTORY ROUNDS`: puts a new filesystem with the file `file` in the place of the one before it, below a bind mount of it
-//!   at DIRECTORY/pod in a mount namespace of its own, so often, while a program there looks for the file without a pause; says how
-//!   often that was `missing`, of how many looks.
+//! - `exchange DIRECTORY ROUNDS`: puts a new filesystem with the file `file` in the place of the one before it, at DIRECTORY/target as
+//!   the kubelet has it and at DIRECTORY/pod in a mount namespace of its own, so often, while a program there looks for the file
+//!   without a pause; says how often that was `missing`, of how many looks.
 //! - `look-for FILE`: that program; it ends when its input does.
 //! - `shutdown MAJOR:MINOR`: shuts the filesystem on that device down, as it does itself after an error of its disk.
 
@@ -68,13 +68,16 @@ fn next(directory: &Path, round: u32) -> Result<(PathBuf, (u32, u32)), Box<dyn E
 fn exchange(directory: &Path, rounds: u32) -> Result<(), Box<dyn Error>> {
     let host = Host::new();
     let (mut at, mut device) = next(directory, 0)?;
-    let pod = directory.join("pod");
-    fs::create_dir_all(&pod)?;
-    let (at_first, inside) = (at.display(), env::current_exe()?);
+    let (target, pod) = (directory.join("target"), directory.join("pod"));
+    for point in [&target, &pod] {
+        fs::create_dir_all(point)?;
+    }
+    host.bind(&at, &target, MountAttr::default())?;
     let script = format!(
-        "mount --bind {at_first} {0} && exec {1} known look-for {0}/file",
+        "mount --bind {0} {1} && exec {2} known look-for {1}/file",
+        target.display(),
         pod.display(),
-        inside.display()
+        env::current_exe()?.display()
     );
     let mut looker = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--", "sh", "-c", &script])
@@ -87,15 +90,17 @@ fn exchange(directory: &Path, rounds: u32) -> Result<(), Box<dyn Error>> {
         host.unmount(&at, true)?;
         let (living, number) = next(directory, round)?;
         let report = host.swap_mounts(device, &living)?;
-        if report.swapped == 0 || report.failed > 0 {
+        if report.swapped < 2 || report.failed > 0 {
             return Err(format!("round {round}: {report:?}").into());
         }
         (at, device) = (living, number);
     }
     drop(looker.stdin.take());
     println!("{}", said.next().ok_or("it says nothing")??);
-    host.unmount(&at, true)?;
     looker.wait()?;
+    for point in [&target, &at] {
+        host.unmount(point, false)?;
+    }
     Ok(())
 }
 
