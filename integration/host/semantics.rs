@@ -92,7 +92,7 @@ fn sqlite(dir: &Path, journal: &str) -> io::Result<bool> {
 fn syncfs_writes_out(dir: &Path) -> io::Result<bool> {
     fresh(dir, "f", &[1; 65536])?;
     rustix::fs::syncfs(File::open(dir)?)?;
-    let program = "import fcntl, os, struct, sys\n\
+    let program = "import fcntl, os, struct\n\
          try: path = os.getxattr('f', 'user.mergerfs.fullpath')\n\
          except OSError: path = 'f'\n\
          ask = struct.pack('=QQIIII', 0, 2**63, 0, 0, 8, 0) + bytes(8 * 56)\n\

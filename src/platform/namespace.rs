@@ -6,6 +6,7 @@
 //! what is attached: paths that users may change are opened without following symlinks, below the living mount.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -285,25 +286,25 @@ enum Whose {
 /// One descriptor for each mount namespace that a process is in, this one first.
 fn namespaces() -> Result<Vec<(PathBuf, OwnedFd, Whose)>> {
     let proc = Path::new("/proc");
-    let link_of = |pid: &Path| proc.join(pid).join("ns/mnt");
-    let ours = link_of(Path::new("self"));
-    let mut seen = BTreeSet::from([std::fs::read_link(&ours).map_err(failed("readlink", &ours))?]);
-    let open = |link: &Path| rustix::fs::open(link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty());
-    let mut found = vec![(ours.clone(), open(&ours).map_err(failed("open", &ours))?, Whose::Ours)];
+    let mut pids = vec![(OsString::from("self"), Whose::Ours)];
     for entry in std::fs::read_dir(proc).map_err(failed("readdir", proc))? {
-        let pid = entry.map_err(failed("readdir", proc))?.file_name();
-        if !pid.to_str().is_some_and(|name| name.bytes().all(|b| b.is_ascii_digit())) {
-            continue;
+        let name = entry.map_err(failed("readdir", proc))?.file_name();
+        if name.to_str().is_some_and(|name| name.bytes().all(|b| b.is_ascii_digit())) {
+            pids.push((name, Whose::Others));
         }
-        let link = link_of(Path::new(&pid));
+    }
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
+    for (pid, whose) in pids {
+        let link = proc.join(pid).join("ns/mnt");
         // What has ended meanwhile, and what may not be looked at, has nothing that could be done for it.
         let Ok(name) = std::fs::read_link(&link) else { continue };
         if seen.contains(&name) {
             continue;
         }
-        if let Ok(fd) = open(&link) {
+        if let Ok(fd) = rustix::fs::open(&link, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) {
             seen.insert(name.clone());
-            found.push((name, fd, Whose::Others));
+            found.push((name, fd, whose));
         }
     }
     Ok(found)

@@ -187,7 +187,7 @@ async fn volume_waits_for_a_branch_whose_node_is_away_and_says_so() {
         (stats.health.abnormal && stats.health.message.contains("node node-b")).then_some(())
     })
     .await;
-    let record = rig.state.join("volumes").join(&vol.id).join("record.json");
+    let record = rig.record_file(&vol);
     let healer_looked = || fs::read_to_string(&record).ok()?.contains("silentSince").then_some(());
     eventually("the healer's look", healer_looked).await;
     rig.fabric.set_away(false);
@@ -451,7 +451,7 @@ async fn volume_whose_owner_is_away_waits_no_longer_because_the_agent_was_starte
     let (vol, _) = spread(&rig, &[("branchTimeout", "10s"), ("onBranchLoss", "fail")]).await;
     rig.heal();
     rig.fabric.set_away(true);
-    let file = rig.state.join("volumes").join(&vol.id).join("record.json");
+    let file = rig.record_file(&vol);
     let noted = || {
         let record: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).ok()?).ok()?;
         let branches = record["branches"].as_array()?;

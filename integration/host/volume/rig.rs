@@ -294,6 +294,11 @@ impl Rig {
         all.into_iter().find(|v| v.volume == vol.id).expect("the volume is on this node")
     }
 
+    /// Where the volume's record is.
+    pub(super) fn record_file(&self, vol: &Vol) -> PathBuf {
+        self.state.join("volumes").join(&vol.id).join("record.json")
+    }
+
     /// Pid of the volume's MergerFS.
     pub(super) async fn pid(&self, vol: &Vol) -> i32 {
         self.snapshot(vol).await.pid.expect("a mergerfs")
