@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use super::{Host, HostError, Result};
 
@@ -82,6 +83,22 @@ impl Host {
                 inode: meta.ino(),
                 directory: meta.is_dir(),
             })),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => {
+                Err(HostError::Syscall { call: "lstat", subject: path.display().to_string(), source })
+            }
+        }
+    }
+
+    /// How long ago what is at `path` was changed last, by the machine's clock; `None` where nothing is.
+    ///
+    /// # Errors
+    /// What lstat(2) tells.
+    pub fn age(&self, path: &Path) -> Result<Option<Duration>> {
+        let changed = std::fs::symlink_metadata(path).and_then(|meta| meta.modified());
+        match changed {
+            // One of the future was changed just now, before the clock was set.
+            Ok(changed) => Ok(Some(changed.elapsed().unwrap_or_default())),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => {
                 Err(HostError::Syscall { call: "lstat", subject: path.display().to_string(), source })

@@ -24,7 +24,7 @@ pub struct Fault {
 }
 
 /// Names of the records, in the order of the table.
-pub const FAULTS: [&str; 26] = [
+pub const FAULTS: [&str; 27] = [
     "agent-killed",
     "agent-replaced",
     "link-cut",
@@ -45,6 +45,7 @@ pub const FAULTS: [&str; 26] = [
     "consumer-power",
     "consumer-reboot",
     "consumer-partitioned",
+    "consumer-shares-owner",
     "api-away",
     "records-cut",
     "records-away",

@@ -21,12 +21,10 @@ use crate::store::object::BranchSpec;
 /// come late.
 const SURVEY: Duration = Duration::from_secs(20);
 
-/// Between two attempts at what is missing.
+/// Between two attempts at what is missing, and between two looks at the kernel's servers: what was taken from other nodes is
+/// looked after, and it is seen whether another program made one forget what it exports (`exportfs -f`); consumers wait until
+/// it is told again.
 const AGAIN: Duration = Duration::from_secs(5);
-
-/// How often it is looked whether another program made a kernel's server forget what it exports (`exportfs -f`): consumers wait
-/// until it is told again.
-const FORGOTTEN_EVERY: Duration = Duration::from_secs(15);
 
 /// The branches whose exports are not back, and why.
 type Missing = BTreeMap<BranchId, String>;
@@ -65,13 +63,17 @@ impl Executor {
                         continue;
                     }
                 }
-                () = tokio::time::sleep(AGAIN), if !missing.is_empty() => {}
-                () = tokio::time::sleep(FORGOTTEN_EVERY) => {
+                () = tokio::time::sleep(AGAIN) => {
                     let transports = self.transports.clone();
-                    if !blocking(move || transports.forgotten()).await {
+                    let forgotten = blocking(move || {
+                        transports.tend();
+                        transports.forgotten()
+                    });
+                    if forgotten.await {
+                        warn!("what a kernel's server was told of exports was taken from it by another program: it is told again");
+                    } else if missing.is_empty() {
                         continue;
                     }
-                    warn!("what a kernel's server was told of exports was taken from it by another program: it is told again");
                 }
             }
             missing = self.restore_once(&missing).await;

@@ -46,6 +46,10 @@ impl Owner for LeavingOwner {
         self.0.unexport(branch)
     }
 
+    fn tend(&self) -> Result<(), TransportError> {
+        self.0.tend()
+    }
+
     fn withdraw(&self) -> Result<(), TransportError> {
         self.0.withdraw()
     }

@@ -17,8 +17,10 @@ use crate::platform::nfs::{NFS_PORT, NfsRoots, NfsServing};
 use crate::platform::nvme::Nvme;
 
 /// A client that is silent for so long loses its locks, and after a restart of the owner clients claim what they had for so
-/// long, in which nobody can open files anew. The kernel's own default, 90 s, would stop every workload for that time.
-const NFS_LEASE: Duration = Duration::from_secs(15);
+/// long at most, in which nobody can open files anew. The kernel's own default, 90 s, would stop every workload for that time.
+/// Twice the longest pause of a client that claims what it is not answered to (`NFS4_POLL_RETRY_MAX`, 15 s): one that is expired
+/// a second time then never says that it has done (RECLAIM_COMPLETE; seen with 6.1), and may open nothing here any more.
+const NFS_LEASE: Duration = Duration::from_secs(30);
 
 /// Requests that one node works on at a time. Each waits for a disk; an idle one costs a kernel thread's stack.
 const NFS_THREADS: u32 = 16;

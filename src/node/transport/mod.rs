@@ -196,6 +196,15 @@ pub trait Owner: Send + Sync {
         Ok(false)
     }
 
+    /// Looks after what was taken from peers; to be called every few seconds. Those that still wait for it get their errors as soon
+    /// as they tell that their own union does not use it any more.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn tend(&self) -> Result<(), TransportError> {
+        Ok(())
+    }
+
     /// Ends the connections of all exports of this driver, because the machine is about to stop: its kernel answers to the end, with
     /// errors once the disks are off, and consumers would take these for their branches'. So they wait for its return. Who may use
     /// what stays as it is.

@@ -103,6 +103,16 @@ impl Transports {
         owners.any(|owner| owner.forgotten().unwrap_or(false))
     }
 
+    /// Looks after what was taken from other nodes; see [`Owner::tend`].
+    pub fn tend(&self) {
+        let ends = self.ends.read().unwrap_or_else(PoisonError::into_inner).clone();
+        for (transport, ends) in ends.iter().flatten() {
+            if let Some(error) = ends.owner.as_ref().ok().and_then(|owner| owner.tend().err()) {
+                tracing::warn!(%transport, %error, "what was taken from other nodes is not looked after");
+            }
+        }
+    }
+
     /// Lets nobody reach what this node exports any more, because the machine is about to stop; see [`Owner::withdraw`].
     pub fn withdraw(&self) {
         let ends = self.ends.read().unwrap_or_else(PoisonError::into_inner);

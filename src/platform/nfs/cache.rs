@@ -4,6 +4,7 @@
 //! `nfsd.fh` which path a file handle's beginning stands for. An entry without its last part is a refusal: the client
 //! gets an error at once. Without any entry the client waits until there is one.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -88,24 +89,19 @@ pub fn address(address: IpAddr, domain: &str) -> String {
 #[must_use]
 pub fn root(domain: &str, path: &Path) -> String {
     let flags = READ_ONLY | NO_SUBTREE_CHECK | FSID | CROSS_MOUNT | V4_ROOT;
-    format!("{} {flags} {NOBODY} {NOBODY} 0\n", refused_head(domain, path))
+    format!("{} {flags} {NOBODY} {NOBODY} 0\n", head(domain, path))
 }
 
 /// The domain may read the directory, and write it unless `read_only`.
 #[must_use]
 pub fn granted(domain: &str, path: &Path, uuid: [u8; 16], read_only: bool) -> String {
-    let head = refused_head(domain, path);
+    let head = head(domain, path);
     let flags = NO_SUBTREE_CHECK | if read_only { READ_ONLY } else { 0 };
     format!("{head} {flags} {NOBODY} {NOBODY} 0 uuid {}\n", hex(&uuid))
 }
 
-/// The domain may not use the path.
-#[must_use]
-pub fn refused(domain: &str, path: &Path) -> String {
-    format!("{}\n", refused_head(domain, path))
-}
-
-fn refused_head(domain: &str, path: &Path) -> String {
+/// How what is told of a path begins.
+fn head(domain: &str, path: &Path) -> String {
     format!("{} {} {NEVER}", quoted(domain.as_bytes()), quoted(path.as_os_str().as_bytes()))
 }
 
@@ -147,6 +143,17 @@ pub struct ExportEntry {
     pub domain: String,
     /// True where the domain may use it; false for a refusal and for what has expired.
     pub granted: bool,
+}
+
+/// The lines of `auth.unix.ip/content`: `nfsd ADDRESS DOMAIN`, of those that it knows.
+#[must_use]
+pub fn parse_addresses(content: &[u8]) -> BTreeMap<IpAddr, String> {
+    let line = |line: &str| {
+        let mut words = line.strip_prefix("nfsd ")?.split(' ');
+        let address: IpAddr = words.next()?.parse().ok()?;
+        Some((address.to_canonical(), words.next()?.to_owned()))
+    };
+    String::from_utf8_lossy(content).lines().filter_map(line).collect()
 }
 
 /// The exports that the server has in mind.
@@ -210,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_names_rights_and_identity_and_a_refusal_ends_before_them() {
+    fn a_grant_names_rights_and_identity() {
         assert_eq!(
             granted("d", Path::new("/r/v-0@1"), UUID, true).split(' ').nth(3),
             Some("1025"),
@@ -220,7 +227,6 @@ mod tests {
             granted("d", Path::new("/r/v-0@1"), UUID, false),
             "d /r/v-0@1 2147483647 1024 65534 65534 0 uuid \\x000102030405060708090a0b0c0d0eff\n"
         );
-        assert_eq!(refused("d", Path::new("/r/v-0@1")), "d /r/v-0@1 2147483647\n");
         assert_eq!(root("d", Path::new("/r")), "d /r 2147483647 91137 65534 65534 0\n");
     }
 
@@ -241,7 +247,17 @@ mod tests {
 
     #[test]
     fn a_path_cannot_end_its_word() {
-        assert_eq!(refused("d", Path::new("/a b\\c\nd\te")), "d /a\\040b\\134c\\012d\\011e 2147483647\n");
+        let line = handle("d", HandleKey::Root, Some(Path::new("/a b\\c\nd\te")));
+        assert_eq!(line, "d 1 \\x00000000 2147483647 /a\\040b\\134c\\012d\\011e\n");
+    }
+
+    #[test]
+    fn whom_the_server_knows_is_read_back() {
+        let content = b"#class IP domain\nnfsd 10.0.0.2 union-csi:10.0.0.2\nnfsd fd00:0000:0000:0000:0000:0000:0000:0002 six\n\
+            # nfsd 10.0.0.3 expired\nnfsd 10.0.0.4\n";
+        let known: Vec<_> = parse_addresses(content).into_iter().collect();
+        let of = |address: &str, domain: &str| (address.parse::<IpAddr>().unwrap(), domain.to_owned());
+        assert_eq!(known, [of("10.0.0.2", "union-csi:10.0.0.2"), of("fd00::2", "six")]);
     }
 
     #[test]

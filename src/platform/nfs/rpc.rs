@@ -1,5 +1,6 @@
-//! Asking an NFS server two questions of some bytes each (RFC 5531, RFC 8881): is anyone there, and does it know this
-//! address. A mount from an address that the server does not know would wait without end.
+//! Some bytes of RPC (RFC 5531) to an NFS server (RFC 8881). Two questions: is anyone there, and does it know this address; a mount
+//! from an address that the server does not know would wait without end. And a word to whoever looks after the server, which it
+//! keeps where they can read it: the name of a client.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -21,13 +22,52 @@ pub enum NfsAnswer {
 /// RPC program number of NFS, and its version.
 const PROGRAM: u32 = 100_003;
 const VERSION: u32 = 4;
-/// Procedures: one that does nothing and is answered to anyone, and one that carries operations.
-const NULL: u32 = 0;
-const COMPOUND: u32 = 1;
+/// The operation by which a client makes itself known (RFC 8881, section 18.35).
+const EXCHANGE_ID: u32 = 42;
 /// What the last fragment of a message has set in its length.
 const LAST_FRAGMENT: u32 = 0x8000_0000;
 /// Longer answers to what is asked here do not exist.
 const ANSWER_LIMIT: u32 = 4096;
+/// A longer name of a client is refused (RFC 8881, `NFS4_OPAQUE_LIMIT`).
+const NAME_LIMIT: usize = 1024;
+
+/// A procedure of NFS.
+enum Procedure<'a> {
+    /// Does nothing, and is answered to anyone.
+    Null,
+    /// Carries operations: here none.
+    Nothing,
+    /// Carries the operation that makes a client of this name known.
+    Introduce(&'a str),
+}
+
+impl Procedure<'_> {
+    /// Its number, credential, verifier and arguments.
+    fn bytes(&self) -> Vec<u8> {
+        // Neither credential nor verifier; else AUTH_SYS of 20 bytes: stamp, machine name, user, group, groups; no verifier.
+        let nobody = [0, 0, 0, 0].as_slice();
+        let root = [1, 20, 0, 0, 0, 0, 0, 0, 0].as_slice();
+        // A compound: tag, minor version 2, number of operations.
+        match self {
+            Self::Null => words(&[&[0], nobody]),
+            Self::Nothing => words(&[&[1], root, &[0, 2, 0]]),
+            Self::Introduce(name) => {
+                let length = u32::try_from(name.len()).unwrap_or(u32::MAX);
+                // Its verifier: who says the same once more says nothing new.
+                let mut bytes = words(&[&[1], root, &[0, 2, 1], &[EXCHANGE_ID, 0, 0, length]]);
+                bytes.extend_from_slice(name.as_bytes());
+                bytes.resize(bytes.len().next_multiple_of(4), 0);
+                // No flags, no protection of state, nothing of the implementation.
+                bytes.extend(words(&[&[0, 0, 0]]));
+                bytes
+            }
+        }
+    }
+}
+
+fn words(parts: &[&[u32]]) -> Vec<u8> {
+    parts.iter().flat_map(|part| part.iter()).flat_map(|word| word.to_be_bytes()).collect()
+}
 
 impl Host {
     /// Asks the server, and waits at most `bound` for each of two answers.
@@ -37,6 +77,20 @@ impl Host {
     pub fn nfs_ask(&self, server: SocketAddr, bound: Duration) -> Result<NfsAnswer> {
         self.enter("ask nfs", server.to_string())?;
         Ok(ask(server, bound))
+    }
+
+    /// Has the server note this name among those of its clients, until its lease is over: [`NfsClient::name`](super::NfsClient).
+    /// Waits at most `bound` for its answer; false where it did not take it.
+    ///
+    /// # Errors
+    /// Only those of a test's gate.
+    pub fn nfs_tell(&self, server: SocketAddr, name: &str, bound: Duration) -> Result<bool> {
+        self.enter("tell nfs", server.to_string())?;
+        let told = || {
+            let mut stream = TcpStream::connect_timeout(&server, bound)?;
+            call(&mut stream, &message(1, &Procedure::Introduce(name)), bound)
+        };
+        Ok(name.len() <= NAME_LIMIT && matches!(told(), Ok(Some(0))))
     }
 }
 
@@ -49,20 +103,20 @@ fn ask(server: SocketAddr, bound: Duration) -> NfsAnswer {
         Ok(address) => address.ip(),
         Err(error) => return NfsAnswer::Silent(error.to_string()),
     };
-    match call(&mut stream, &message(1, NULL), bound) {
-        Ok(true) => {}
-        Ok(false) => return NfsAnswer::Silent("what answers there is not an NFSv4 server".to_owned()),
+    match call(&mut stream, &message(1, &Procedure::Null), bound) {
+        Ok(Some(_)) => {}
+        Ok(None) => return NfsAnswer::Silent("what answers there is not an NFSv4 server".to_owned()),
         Err(error) => return NfsAnswer::Silent(error.to_string()),
     }
     // A server that does not know the address says nothing or hangs up: who may ask comes from outside the kernel.
-    match call(&mut stream, &message(2, COMPOUND), bound) {
-        Ok(true) => NfsAnswer::Serves(own),
-        Ok(false) | Err(_) => NfsAnswer::Denies(own),
+    match call(&mut stream, &message(2, &Procedure::Nothing), bound) {
+        Ok(Some(_)) => NfsAnswer::Serves(own),
+        Ok(None) | Err(_) => NfsAnswer::Denies(own),
     }
 }
 
-/// Sends a call; true where it was accepted and done.
-fn call(stream: &mut TcpStream, message: &[u8], bound: Duration) -> std::io::Result<bool> {
+/// Sends a call; where it was accepted and done, the first word of its result, 0 where there is none.
+fn call(stream: &mut TcpStream, message: &[u8], bound: Duration) -> std::io::Result<Option<u32>> {
     let deadline = Instant::now() + bound;
     stream.set_write_timeout(Some(bound))?;
     stream.write_all(message)?;
@@ -70,7 +124,7 @@ fn call(stream: &mut TcpStream, message: &[u8], bound: Duration) -> std::io::Res
     read(stream, &mut head, deadline)?;
     let length = u32::from_be_bytes(head) & !LAST_FRAGMENT;
     if length > ANSWER_LIMIT {
-        return Ok(false);
+        return Ok(None);
     }
     let mut body = vec![0; usize::try_from(length).unwrap_or(0)];
     read(stream, &mut body, deadline)?;
@@ -93,34 +147,24 @@ fn read(stream: &mut TcpStream, mut into: &mut [u8], deadline: Instant) -> std::
     Ok(())
 }
 
-/// The call of a procedure, as user 0 of no machine; a compound has no operation.
-fn message(id: u32, procedure: u32) -> Vec<u8> {
-    let mut words = vec![id, 0, 2, PROGRAM, VERSION, procedure];
-    if procedure == NULL {
-        // Neither credential nor verifier.
-        words.extend([0, 0, 0, 0]);
-    } else {
-        // AUTH_SYS of 20 bytes: stamp, machine name, user, group, groups; no verifier.
-        words.extend([1, 20, 0, 0, 0, 0, 0, 0, 0]);
-        // Tag, minor version 2, number of operations.
-        words.extend([0, 2, 0]);
-    }
-    let body: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+/// The call of a procedure.
+fn message(id: u32, procedure: &Procedure<'_>) -> Vec<u8> {
+    let body = [words(&[&[id, 0, 2, PROGRAM, VERSION]]), procedure.bytes()].concat();
     let length = u32::try_from(body.len()).unwrap_or(0) | LAST_FRAGMENT;
     [length.to_be_bytes().as_slice(), &body].concat()
 }
 
-/// True for a reply to call `id` that the server accepted, executed successfully.
-fn accepted(body: &[u8], id: &[u8]) -> bool {
+/// Of a reply to call `id` that the server accepted and executed, the first word of the result.
+fn accepted(body: &[u8], id: &[u8]) -> Option<u32> {
     let word = |number: usize| {
         body.get(4 * number..4 * number + 4).and_then(|b| b.try_into().ok()).map(u32::from_be_bytes)
     };
     // Reply, accepted, then a verifier of some length, then how the execution went.
     let verifier = word(4).and_then(|length| usize::try_from(length).ok()).map(|length| length.div_ceil(4));
-    body.get(..4) == Some(id)
-        && word(1) == Some(1)
-        && word(2) == Some(0)
-        && verifier.is_some_and(|words| words < 128 && word(5 + words) == Some(0))
+    let executed = 5 + verifier.filter(|words| *words < 128)?;
+    let done =
+        body.get(..4) == Some(id) && word(1) == Some(1) && word(2) == Some(0) && word(executed) == Some(0);
+    done.then(|| word(executed + 1).unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -188,10 +232,23 @@ mod tests {
 
     #[test]
     fn a_call_tells_its_own_length() {
-        for procedure in [NULL, COMPOUND] {
-            let message = message(7, procedure);
+        for procedure in [Procedure::Null, Procedure::Nothing, Procedure::Introduce("abcde")] {
+            let message = message(7, &procedure);
             let length = u32::from_be_bytes(message[..4].try_into().unwrap());
             assert_eq!(length, LAST_FRAGMENT | u32::try_from(message.len() - 4).unwrap());
+            assert_eq!(message.len() % 4, 0);
         }
+    }
+
+    #[test]
+    fn a_name_is_taken_where_the_server_says_so() {
+        let host = Host::new();
+        for (result, taken) in [(0, true), (10_008, false)] {
+            let (address, thread) = server(vec![vec![1, 1, 0, 0, 0, 0, result, 0, 1]]);
+            assert_eq!(host.nfs_tell(address, "a name", BOUND).unwrap(), taken);
+            thread.join().unwrap();
+        }
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        assert!(!host.nfs_tell(closed, "a name", BOUND).unwrap());
     }
 }

@@ -1,5 +1,6 @@
 //! The kernel's NFS server, nfsd(7), by its control files.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use rustix::mount::FsOpenFlags;
 
 use super::NfsRoots;
-use super::cache::{Cache, ExportEntry, parse_exports};
+use super::cache::{Cache, ExportEntry, parse_addresses, parse_exports};
 use crate::platform::mount::MountAttr;
 use crate::platform::{Host, HostError, Result, failed};
 
@@ -48,6 +49,8 @@ pub struct NfsClient {
     pub number: u32,
     /// Where it speaks from; `None` where the kernel does not tell.
     pub address: Option<IpAddr>,
+    /// What it calls itself, with what is not plain text as the kernel escapes it.
+    pub name: String,
 }
 
 impl Host {
@@ -149,6 +152,15 @@ impl Host {
         Ok(parse_exports(&self.read_file(&path, LIMIT)?.unwrap_or_default()))
     }
 
+    /// Whose domain each address is that it knows, whoever told it. Empty where no server is loaded.
+    ///
+    /// # Errors
+    /// The cache cannot be read.
+    pub fn nfs_addresses(&self, roots: &NfsRoots) -> Result<BTreeMap<IpAddr, String>> {
+        let path = roots.rpc.join(Cache::Addresses.name()).join("content");
+        Ok(parse_addresses(&self.read_file(&path, LIMIT)?.unwrap_or_default()))
+    }
+
     /// The clients that the server knows.
     ///
     /// # Errors
@@ -163,7 +175,9 @@ impl Host {
             else {
                 continue;
             };
-            clients.push(NfsClient { number, address: client_address(&String::from_utf8_lossy(&info)) });
+            let info = String::from_utf8_lossy(&info);
+            let (address, name) = (client_address(&info), client_name(&info));
+            clients.push(NfsClient { number, address, name });
         }
         Ok(clients)
     }
@@ -213,8 +227,16 @@ fn write_control(path: &Path, line: &[u8]) -> Result<()> {
 
 /// The line `address: "10.0.0.2:770"`.
 fn client_address(info: &str) -> Option<IpAddr> {
-    let text = info.lines().find_map(|line| line.strip_prefix("address: "))?;
-    text.trim().trim_matches('"').parse::<SocketAddr>().ok().map(|a| a.ip().to_canonical())
+    client_line(info, "address: ")?.parse::<SocketAddr>().ok().map(|a| a.ip().to_canonical())
+}
+
+/// The line `name: "Linux NFSv4.2 node-1"`.
+fn client_name(info: &str) -> String {
+    client_line(info, "name: ").unwrap_or_default().to_owned()
+}
+
+fn client_line<'a>(info: &'a str, begins: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(begins)).map(|text| text.trim().trim_matches('"'))
 }
 
 #[cfg(test)]
@@ -292,11 +314,13 @@ mod tests {
         let roots = roots(directory.path());
         let client = roots.nfsd.join("clients/3");
         std::fs::create_dir_all(&client).unwrap();
-        std::fs::write(client.join("info"), "address: \"10.0.0.9:1\"\n").unwrap();
+        let info = "address: \"10.0.0.9:1\"\nstatus: confirmed\nname: \"Linux NFSv4.2 b\"\n";
+        std::fs::write(client.join("info"), info).unwrap();
         std::fs::write(client.join("ctl"), "").unwrap();
         let host = Host::new();
         let found = host.nfs_clients(&roots).unwrap();
-        assert_eq!(found, [NfsClient { number: 3, address: Some("10.0.0.9".parse().unwrap()) }]);
+        let address = Some("10.0.0.9".parse().unwrap());
+        assert_eq!(found, [NfsClient { number: 3, address, name: "Linux NFSv4.2 b".to_owned() }]);
         host.nfs_client_expire(&roots, 3, Duration::from_secs(10)).unwrap();
         assert_eq!(std::fs::read_to_string(client.join("ctl")).unwrap(), "expire\n");
         host.nfs_client_expire(&roots, 4, Duration::from_secs(10)).unwrap();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::{LOG, SOME, ends, goes_on, leave, log, on_node, text};
+use super::{LOG, Pod, SOME, directory, ends, errors, goes_on, leave, log, longest, on_node, text};
 use crate::support::cluster::{BOUND, on_cluster};
 use crate::support::faults::{Fault, Told, record, rounded};
 
@@ -123,5 +123,45 @@ fn a_node_that_is_cut_off_while_its_volume_moves_never_writes_beside_the_next_on
             },
         );
         leave(cluster, &volume, "b", "third")
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
+fn a_pod_waits_without_an_error_while_another_pods_directory_is_taken_from_its_node_unheard() {
+    on_cluster(|cluster| {
+        let a = cluster.node("a");
+        let mut taken = Pod::begin(cluster, "taken", "48Mi", directory())?;
+        let mut kept = Pod::begin(cluster, "kept", "48Mi", directory())?;
+        a.kill_agent()?;
+        cluster.detach(&taken.volume, "a");
+        // The owner answers nothing more of the one, and their common client asks for that before it goes on.
+        thread::sleep(Duration::from_secs(10));
+        assert_eq!(errors(&[taken.told(), kept.told()]), 0, "an error comes before the agent does");
+        a.start_agent()?;
+        a.ready()?;
+        taken.fails();
+        kept.goes_on()?;
+        let first = ends(taken.writer)?;
+        a.unmount(&taken.volume, &taken.volume.claim)?;
+        cluster.attach(&taken.volume, "c");
+        let data = cluster.node("c").mount(&taken.volume, &taken.volume.claim)?;
+        first.require_in(LOG, "x", &text(cluster.node("c"), &data, LOG)?);
+        leave(cluster, &taken.volume, "c", &taken.volume.claim)?;
+        let told = kept.leave()?;
+        assert_eq!(told.errors, [], "the other pod notices nothing but the wait");
+        record(
+            "consumer-shares-owner",
+            &Fault {
+                fault: "another pod's directory on the same branch's node is taken from the pod's node, whose agent is \
+                        killed and started again 10 s later"
+                    .to_owned(),
+                seen: "its calls may wait until the agent is back".to_owned(),
+                longest_pause_seconds: longest(&[told]),
+                errors: 0,
+                after: "goes on by itself".to_owned(),
+            },
+        );
+        Ok(())
     });
 }

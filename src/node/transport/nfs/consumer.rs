@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,12 +21,21 @@ const ANSWER: Duration = Duration::from_secs(3);
 /// Owners asked at the same time.
 const ASKED_TOGETHER: usize = 32;
 /// How long a mount may take, at an owner that has just answered. It makes some dozen requests; an owner that came back a
-/// moment ago keeps clients waiting for a lease's time, 10 s at least.
-const MOUNT: Duration = Duration::from_secs(30);
+/// moment ago keeps clients waiting for a lease's time.
+const MOUNT: Duration = Duration::from_secs(45);
 /// How long the last writes may take while an attachment ends.
 const UNMOUNT: Duration = Duration::from_secs(60);
 /// How long the kernel may take to take a mount away without the owner.
 const ABANDON: Duration = Duration::from_secs(5);
+
+/// Directory, beside that of the mounts, of what was taken away without its owner: a file for each, with the owner's address.
+const RELEASED: &str = "nfs-released";
+/// How long owners are told so, again and again: one that was not there learns it when it is.
+const TOLD: Duration = Duration::from_hours(1);
+/// How long one may take to hear it first.
+const MOMENT: Duration = Duration::from_millis(300);
+/// The longest address.
+const ADDRESS_LIMIT: usize = 64;
 
 /// Attaches exports of [`NfsOwner`](super::NfsOwner). See the module's documentation.
 ///
@@ -128,6 +138,63 @@ impl NfsConsumer {
         Ok(())
     }
 
+    fn released_directory(&self) -> PathBuf {
+        self.directory.with_file_name(RELEASED)
+    }
+
+    fn released_file(&self, id: &ExportId) -> PathBuf {
+        self.released_directory().join(name::export(id))
+    }
+
+    /// Notes what is about to be taken away, and whose it is.
+    fn note_released(&self, id: &ExportId, owner: SocketAddr) {
+        let noted = self
+            .host
+            .ensure_directory(&self.released_directory(), 0o700)
+            .and_then(|_| self.host.write_atomic(&self.released_file(id), owner.to_string().as_bytes()));
+        // It is taken away all the same, and its owner is told once.
+        if let Err(error) = noted {
+            tracing::warn!(branch.id = %id.branch, %error, "what is taken away is not noted");
+        }
+    }
+
+    /// It is used again.
+    fn keep(&self, id: &ExportId) -> Result<(), TransportError> {
+        self.host.remove_file(&self.released_file(id)).map(drop).map_err(kernel("note what is attached"))
+    }
+
+    /// What was taken away in the last hour and is not mounted again, and whose it was.
+    fn released(&self, here: &BTreeSet<&ExportId>) -> Result<Vec<(ExportId, SocketAddr)>, TransportError> {
+        let failed = || kernel("look at what was taken away");
+        let names = self.host.directory_names(&self.released_directory()).map_err(failed())?;
+        let mut released = Vec::new();
+        for id in names.unwrap_or_default().iter().filter_map(|file| name::parse(file)) {
+            let file = self.released_file(&id);
+            let old = self.host.age(&file).map_err(failed())?.is_none_or(|age| age > TOLD);
+            let content = self.host.read_file(&file, ADDRESS_LIMIT).map_err(failed())?.unwrap_or_default();
+            match std::str::from_utf8(&content).ok().and_then(|text| text.parse().ok()) {
+                Some(_) if here.contains(&id) => {}
+                Some(owner) if !old => released.push((id, owner)),
+                _ => drop(self.host.remove_file(&file).map_err(failed())?),
+            }
+        }
+        Ok(released)
+    }
+
+    /// Tells the owner that nothing here uses the export any more: who was fenced gets no answer from it until then. Waits for a
+    /// moment only; it is told again by [`Consumer::attachments`].
+    fn tell_released(&self, id: &ExportId, owner: SocketAddr) {
+        let (done, told) = sync_channel(1);
+        let (host, name) = (self.host.clone(), name::released(id));
+        let tell = move || {
+            let _ = host.nfs_tell(owner, &name, ANSWER);
+            let _ = done.send(());
+        };
+        if std::thread::Builder::new().name("nfs-tell".to_owned()).spawn(tell).is_ok() {
+            let _ = told.recv_timeout(MOMENT);
+        }
+    }
+
     /// Asks each owner once, however many of its branches are here, and several at a time: those that are away are waited for
     /// together.
     fn ask_all(
@@ -195,7 +262,10 @@ impl Consumer for NfsConsumer {
             let same = here.is_some_and(|t| t.server == endpoint.address && t.path == endpoint.name);
             let link = self.link(id, &NfsAnswer::Serves(self.address))?;
             match link {
-                Link::Live if same => return Ok(self.attached(id, endpoint.clone(), link)),
+                Link::Live if same => {
+                    self.keep(id)?;
+                    return Ok(self.attached(id, endpoint.clone(), link));
+                }
                 Link::Live | Link::Connecting => {
                     return Err(TransportError::InUse {
                         branch: id.branch.clone(),
@@ -206,6 +276,7 @@ impl Consumer for NfsConsumer {
             }
         }
         self.mount(id, endpoint)?;
+        self.keep(id)?;
         Ok(self.attached(id, endpoint.clone(), Link::Live))
     }
 
@@ -240,9 +311,16 @@ impl Consumer for NfsConsumer {
     fn force_detach(&self, id: &ExportId) -> Result<(), TransportError> {
         let point = self.point(id);
         let hold = self.held().remove(id);
-        if self.mounted(id)?.is_some() {
+        if let Some(entry) = self.mounted(id)? {
             let action = format!("take {} away", point.display());
+            let target = NfsTarget::parse(&entry.source, &entry.super_options);
+            if let Some(target) = &target {
+                self.note_released(id, target.server);
+            }
             self.host.nfs_abandon(&self.roots, &point, hold, ABANDON).map_err(kernel(action))?;
+            if let Some(target) = target {
+                self.tell_released(id, target.server);
+            }
         }
         self.remove_point(id)
     }
@@ -258,7 +336,14 @@ impl Consumer for NfsConsumer {
         // What someone else unmounted is not kept alive.
         let here: BTreeSet<&ExportId> = ours.iter().map(|(id, _)| id).collect();
         self.held().retain(|held, _| here.contains(held));
-        let answers = self.ask_all(ours.iter().map(|(_, target)| target.server).collect())?;
+        let released = self.released(&here)?;
+        let owners = ours.iter().map(|(_, target)| target.server);
+        let answers = self.ask_all(owners.chain(released.iter().map(|(_, owner)| *owner)).collect())?;
+        for (id, owner) in released {
+            if matches!(answers.get(&owner), Some(NfsAnswer::Serves(_))) {
+                self.tell_released(&id, owner);
+            }
+        }
         let mut found = Vec::new();
         for (id, target) in ours {
             let Some(answer) = answers.get(&target.server) else { continue };
@@ -354,6 +439,23 @@ mod tests {
         consumer.detach(&id()).unwrap();
         consumer.force_detach(&id()).unwrap();
         assert_eq!(consumer.attachments().unwrap(), []);
+    }
+
+    #[test]
+    fn what_was_taken_away_is_told_until_it_is_attached_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let consumer = consumer(&directory.path().join("attached"));
+        let owner = "10.0.0.1:2049".parse().unwrap();
+        let (nothing, mounted) = (BTreeSet::new(), id());
+        assert_eq!(consumer.released(&nothing).unwrap(), []);
+        consumer.note_released(&id(), owner);
+        assert_eq!(consumer.released(&nothing).unwrap(), [(id(), owner)]);
+        assert_eq!(consumer.released(&[&mounted].into()).unwrap(), [], "it is still there");
+        consumer.keep(&id()).unwrap();
+        assert_eq!(consumer.released(&nothing).unwrap(), []);
+        std::fs::write(consumer.released_file(&id()), "nowhere").unwrap();
+        assert_eq!(consumer.released(&nothing).unwrap(), []);
+        assert!(!consumer.released_file(&id()).exists(), "it cannot be told to anybody");
     }
 
     #[test]

@@ -9,8 +9,14 @@
 //!
 //! What the server does not know makes a client wait (Linux 5.6 and later): after a restart of the owner, clients wait until
 //! their branch is exported and allowed again, in whatever order that is done, and go on with what they had open. They send
-//! again what was not on the disk before. So an owner that went down does not need another [`Generation`];
-//! given one all the same, peers get errors (ESTALE) from what they had and attach anew.
+//! again what was not on the disk before. So an owner that went down does not need another [`Generation`].
+//!
+//! A peer that is fenced waits likewise for what it still asks for. An error (ESTALE) would come to its union before its agent:
+//! MergerFS takes files for missing then, and lets them be made anew on another branch. Meanwhile its kernel may keep what it has
+//! of this owner's other branches waiting too (its state manager claims what was open again, one after the other). So it gets its
+//! errors in the end: as soon as it tells that it let go of the branch by force ([`Owner::tend`](super::Owner::tend)). It does so where
+//! the owner's kernel itself keeps it for the owner's agent, in the name of a client that it introduces to the server; no other
+//! connection between agents is needed, and none to the API server. Who does not tell is never refused.
 //!
 //! A peer is an address, and its kernel is trusted with what it may use: there is no proof of identity, and who is root there
 //! is root here, within the filesystem of the pool that the branch lies in (a forged file handle reaches other directories of

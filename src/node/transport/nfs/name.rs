@@ -10,6 +10,9 @@ use crate::node::transport::{ExportId, Generation, Peer, TransportError};
 /// Begins the name of each of this driver's domains in the kernel's caches.
 const DOMAIN: &str = "union-csi:";
 
+/// Begins what a consumer calls itself to tell an owner what it has let go of.
+const RELEASED: &str = "union-csi-released:";
+
 /// The directory of an export: `BRANCH@GENERATION`. No branch's name has an `@`.
 pub(super) fn export(id: &ExportId) -> String {
     format!("{}@{}", id.branch, id.generation)
@@ -49,6 +52,16 @@ pub(super) fn is_ours(domain: &str) -> bool {
     domain.starts_with(DOMAIN)
 }
 
+/// The client by whose name a consumer tells that it has let go of the export.
+pub(super) fn released(id: &ExportId) -> String {
+    format!("{RELEASED}{}", export(id))
+}
+
+/// What a client of that name tells.
+pub(super) fn parse_released(client: &str) -> Option<ExportId> {
+    parse(client.strip_prefix(RELEASED)?.as_ref())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,10 +73,12 @@ mod tests {
     #[test]
     fn a_name_is_read_as_it_was_written() {
         for id in [id("v-0", 0), id("a.b-7.3", 12)] {
-            assert_eq!(parse(OsStr::new(&export(&id))), Some(id));
+            assert_eq!(parse(OsStr::new(&export(&id))).as_ref(), Some(&id));
+            assert_eq!(parse_released(&released(&id)), Some(id));
         }
         for other in ["v-0", "v-0@", "v-0@x", "v-0@07", "@1", "V@1", "v-0@1@2", "lost+found"] {
             assert_eq!(parse(OsStr::new(other)), None, "{other}");
+            assert_eq!(parse_released(other), None, "{other}");
         }
     }
 

@@ -14,7 +14,7 @@ use crate::node::transport::{
 };
 use crate::platform::mount::{MountAttr, MountEntry, MountTable};
 use crate::platform::nfs::cache::{self, Cache, HandleKey};
-use crate::platform::nfs::{NfsRoots, NfsServing};
+use crate::platform::nfs::{NfsClient, NfsRoots, NfsServing};
 use crate::platform::{Host, HostError};
 
 /// Source of the tmpfs that holds the mount points; it tells that the server is ours.
@@ -28,6 +28,15 @@ const DRAIN: Duration = Duration::from_secs(2);
 const EXPIRE: Duration = Duration::from_secs(20);
 /// Between two looks whether they have ended.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long it is kept in mind what a peer had of an export that does not exist any more.
+const REMEMBERED: Duration = Duration::from_hours(24);
+
+/// Directories of marks of what was taken from peers: what they get no answer to, and what they are refused.
+const SILENT: &str = "silent";
+const REFUSED: &str = "refused";
+
+/// What was taken from a peer and may still be asked for, with the inode that its handles name.
+type Taken = (IpAddr, ExportId, u64);
 
 /// Why this machine's NFS server cannot serve for this driver: it serves for someone else, and a kernel has one only. `None`
 /// where it can, or does. Loads and starts nothing; `recovery` is where it would note its clients.
@@ -126,17 +135,19 @@ impl NfsOwner {
         let known = self.host.nfs_exports(&self.roots).map_err(kernel("read what is exported by NFS"))?;
         let known: BTreeSet<(String, PathBuf)> =
             known.into_iter().filter(|e| e.granted).map(|e| (e.domain, e.path)).collect();
+        let peers = self.host.nfs_addresses(&self.roots).map_err(kernel("read whom NFS serves"))?;
         let told = |(peer, id): &&(IpAddr, ExportId)| {
-            known.contains(&(name::domain(*peer), self.peer_point(*peer, id)))
+            let domain = name::domain(*peer);
+            peers.get(peer) == Some(&domain) && known.contains(&(domain, self.peer_point(*peer, id)))
         };
         Ok(rights.iter().filter(told).cloned().collect())
     }
 
-    /// What was taken from whom and may still be asked for, with the inode that its handles name. A directory on the tmpfs
-    /// for each: it goes with the restart that makes the kernel forget the handles too, and with the branch's export.
-    fn fenced(&self) -> Result<BTreeSet<(IpAddr, ExportId, u64)>, TransportError> {
+    /// What was taken from whom. A directory on the tmpfs for each: it goes with the restart that makes the kernel forget the
+    /// handles too.
+    fn marked(&self, kind: &str) -> Result<BTreeSet<Taken>, TransportError> {
         let look = "look at what was fenced";
-        let directory = self.root.join("fenced");
+        let directory = self.root.join(kind);
         let mut found = BTreeSet::new();
         for peer in self.host.directory_names(&directory).map_err(kernel(look))?.unwrap_or_default() {
             let Some(address) = peer.to_str().and_then(|p| p.parse().ok()) else { continue };
@@ -151,24 +162,39 @@ impl NfsOwner {
         Ok(found)
     }
 
-    fn mark(&self, peer: IpAddr, id: &ExportId, inode: u64) -> PathBuf {
-        self.root.join("fenced").join(peer.to_string()).join(format!("{}:{inode}", name::export(id)))
+    fn mark_path(&self, kind: &str, (peer, id, inode): &Taken) -> PathBuf {
+        self.root.join(kind).join(peer.to_string()).join(format!("{}:{inode}", name::export(id)))
     }
 
-    /// Forgets what was fenced.
-    fn forget(&self, gone: impl Fn(IpAddr, &ExportId) -> bool) -> Result<(), TransportError> {
-        for (peer, id, inode) in self.fenced()?.into_iter().filter(|(peer, id, _)| gone(*peer, id)) {
-            let mark = self.mark(peer, &id, inode);
-            self.host.remove_directory(&mark).map_err(kernel("forget what was fenced"))?;
-        }
-        Ok(())
+    fn mark(&self, kind: &str, taken: &Taken) -> Result<(), TransportError> {
+        let made = self.host.ensure_directory(&self.mark_path(kind, taken), 0o755);
+        made.map(drop).map_err(kernel("note a fence"))
+    }
+
+    fn unmark(&self, kind: &str, taken: &Taken) -> Result<(), TransportError> {
+        let removed = self.host.remove_directory(&self.mark_path(kind, taken));
+        removed.map(drop).map_err(kernel("forget a fence"))
+    }
+
+    /// What peers tell that they have let go of ([`Owner::tend`]), with the number of the client that tells it.
+    fn released(&self) -> Result<Vec<(u32, IpAddr, ExportId)>, TransportError> {
+        let clients = self.host.nfs_clients(&self.roots).map_err(kernel("list the NFS clients"))?;
+        let told =
+            |client: NfsClient| Some((client.number, client.address?, name::parse_released(&client.name)?));
+        Ok(clients.into_iter().filter_map(told).collect())
+    }
+
+    /// Has the server forget that a peer told something.
+    fn heard(&self, client: u32) -> Result<(), TransportError> {
+        let action = "end what a peer told";
+        self.host.nfs_client_expire(&self.roots, client, EXPIRE).map_err(kernel(action))
     }
 
     /// Makes the server run, as ours, with a place for its mount points; tells one that had been stopped what it served.
     fn ensure_ready(&self) -> Result<(), TransportError> {
         let started = self.ensure_serving()?;
         self.ensure_root()?;
-        if started { self.renew(&BTreeSet::new()) } else { Ok(()) }
+        if started { self.renew(&BTreeSet::new(), &BTreeSet::new()) } else { Ok(()) }
     }
 
     /// Makes the server run, as ours; true where it did not before.
@@ -208,7 +234,7 @@ impl NfsOwner {
                 .and_then(|()| self.host.make_private(&self.root))
                 .map_err(kernel("mount the directory of NFS exports"))?;
         }
-        for name in ["exports", "peers", "fenced"] {
+        for name in ["exports", "peers", SILENT, REFUSED] {
             self.host.ensure_directory(&self.root.join(name), 0o755).map_err(kernel(make))?;
         }
         Ok(())
@@ -238,14 +264,41 @@ impl NfsOwner {
         Ok(found.map_or(0, |f| f.inode))
     }
 
-    /// Tells the server of a peer, and of the root that it sees. Without, its kernel could not even learn that what it had is
-    /// gone.
+    /// Tells the server of a peer, and of the root that it sees. Without, it could not even tell that it let go of what it had.
     fn admit(&self, peer: IpAddr) -> Result<(), TransportError> {
-        let (domain, root) = (name::domain(peer), self.peer_root(peer));
+        let root = self.peer_root(peer);
         self.host.ensure_directory(&root, 0o755).map_err(kernel("make a peer's directory"))?;
-        self.write(Cache::Addresses, &cache::address(peer, &domain))?;
-        self.write(Cache::Exports, &cache::root(&domain, &root))?;
-        self.write(Cache::Handles, &cache::handle(&domain, HandleKey::Root, Some(&root)))
+        self.know(peer)?;
+        self.write(Cache::Exports, &cache::root(&name::domain(peer), &root))?;
+        self.tell_root(peer)
+    }
+
+    /// Tells the server whose address it is: until then the peer waits with all that it asks.
+    fn know(&self, peer: IpAddr) -> Result<(), TransportError> {
+        self.write(Cache::Addresses, &cache::address(peer, &name::domain(peer)))
+    }
+
+    fn tell_root(&self, peer: IpAddr) -> Result<(), TransportError> {
+        let line = cache::handle(&name::domain(peer), HandleKey::Root, Some(&self.peer_root(peer)));
+        self.write(Cache::Handles, &line)
+    }
+
+    /// Those who were ever admitted.
+    fn peers(&self) -> Result<BTreeSet<IpAddr>, TransportError> {
+        let names = self.host.directory_names(&self.root.join("peers")).map_err(kernel("list peers"))?;
+        Ok(names.unwrap_or_default().iter().filter_map(|n| n.to_str()?.parse().ok()).collect())
+    }
+
+    /// Has these peers wait with all that they ask, until the server knows them again.
+    fn close(&self, closed: &BTreeSet<IpAddr>) -> Result<(), TransportError> {
+        // The kernel keeps in mind who they are for as long as something is exported to them.
+        closed.iter().try_for_each(|peer| self.admit(*peer))?;
+        let action = "have the NFS server wait with a peer";
+        self.host.nfs_cache_flush(&self.roots, Cache::Addresses).map_err(kernel(action))?;
+        self.peers()?.difference(closed).try_for_each(|peer| self.know(*peer))?;
+        // For those that were let in just before.
+        sleep(PAUSE);
+        Ok(())
     }
 
     /// What the directory that is bound for a peer lets it do; `None`: none is bound.
@@ -258,19 +311,62 @@ impl NfsOwner {
 
     /// Tells the server of a right for which a directory is bound.
     fn grant(&self, peer: IpAddr, id: &ExportId, right: Right) -> Result<(), TransportError> {
+        self.tell_export(peer, id, right)?;
+        self.tell_handles(peer, id)
+    }
+
+    fn tell_export(&self, peer: IpAddr, id: &ExportId, right: Right) -> Result<(), TransportError> {
         let (domain, point) = (name::domain(peer), self.peer_point(peer, id));
         let reads = right == Right::Read;
-        self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id), reads))?;
+        self.write(Cache::Exports, &cache::granted(&domain, &point, name::uuid(id), reads))
+    }
+
+    fn tell_handles(&self, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
+        let point = self.peer_point(peer, id);
         for key in keys(id, self.inode(&point)?) {
-            self.write(Cache::Handles, &cache::handle(&domain, key, Some(&point)))?;
+            self.write(Cache::Handles, &cache::handle(&name::domain(peer), key, Some(&point)))?;
         }
         Ok(())
     }
 
     /// Tells the server that what a peer may still hold of an export is stale.
-    fn refuse(&self, peer: IpAddr, id: &ExportId, inode: u64) -> Result<(), TransportError> {
-        for key in keys(id, inode) {
-            self.write(Cache::Handles, &cache::handle(&name::domain(peer), key, None))?;
+    fn refuse(&self, (peer, id, inode): &Taken) -> Result<(), TransportError> {
+        for key in keys(id, *inode) {
+            self.write(Cache::Handles, &cache::handle(&name::domain(*peer), key, None))?;
+        }
+        Ok(())
+    }
+
+    /// Refuses a peer what it let go of: its kernel, which claims all that it had open one after the other, goes on to the rest.
+    fn refuse_released(&self, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
+        let silent = self.marked(SILENT)?;
+        // After a restart of this node it may be of a generation that nobody noted: of the same directory all the same.
+        let of_it = |(p, e, _): &&Taken| *p == peer && e.branch == id.branch;
+        let inodes: BTreeSet<u64> = silent.iter().filter(of_it).map(|(.., inode)| *inode).collect();
+        for inode in inodes {
+            let taken = (peer, id.clone(), inode);
+            self.mark(REFUSED, &taken)?;
+            self.unmark(SILENT, &taken)?;
+            self.refuse(&taken)?;
+            tracing::info!(
+                branch.id = %id.branch, branch.generation = %id.generation, %peer,
+                "a fenced node let go of the branch by force: what it still asks is refused"
+            );
+        }
+        Ok(())
+    }
+
+    /// Forgets what was taken of exports that do not exist any more, after a day.
+    fn forget_old(&self) -> Result<(), TransportError> {
+        let standing = self.standing(&*self.mounts()?);
+        for kind in [SILENT, REFUSED] {
+            let gone = |taken: &Taken| !standing.iter().any(|id| id.branch == taken.1.branch);
+            for taken in self.marked(kind)?.into_iter().filter(gone) {
+                let age = self.host.age(&self.mark_path(kind, &taken)).map_err(kernel("look at a fence"))?;
+                if age.is_some_and(|age| age > REMEMBERED) {
+                    self.unmark(kind, &taken)?;
+                }
+            }
         }
         Ok(())
     }
@@ -280,24 +376,31 @@ impl NfsOwner {
         if gone.is_empty() {
             return Ok(());
         }
-        // First every later request is refused: with what it was asked for by name, and by handle.
-        for (peer, id) in gone {
-            let point = self.peer_point(*peer, id);
-            let inode = self.inode(&point)?;
-            let mark = self.mark(*peer, id, inode);
-            self.host.ensure_directory(&mark, 0o755).map_err(kernel("note a fence"))?;
-            self.admit(*peer)?;
-            self.write(Cache::Exports, &cache::refused(&name::domain(*peer), &point))?;
-            self.refuse(*peer, id, inode)?;
+        // What it told before is of an earlier time.
+        for (client, ..) in self.released()?.into_iter().filter(|(_, p, e)| gone.contains(&(*p, e.clone()))) {
+            self.heard(client)?;
         }
-        self.renew(gone)?;
+        // What is not told again is not answered: every later request waits, and so does whoever made it. An error would have the
+        // peer's union take files for missing before its agent could end it.
+        for (peer, id) in gone {
+            let inode = self.inode(&self.peer_point(*peer, id))?;
+            self.mark(SILENT, &(*peer, id.clone(), inode))?;
+        }
+        self.renew(gone, &BTreeSet::new())?;
         let mut left = self.release(gone, DRAIN)?;
         if !left.is_empty() {
+            // Meanwhile nothing at all of these peers is answered. A client that asks while it is being expired begins to claim what
+            // it had open before it has made itself known again; it never says then that it has done, and the server lets it open
+            // nothing (Linux 6.1: NFS4ERR_GRACE for as long as it lives).
             let peers: BTreeSet<IpAddr> = left.iter().map(|(peer, _)| *peer).collect();
-            self.expire(&peers)?;
-            // The server keeps files open for a while that no one has open any more; emptying the cache closes them.
-            self.renew(gone)?;
-            left = self.release(&left, EXPIRE)?;
+            let taken = self.close(&peers).and_then(|()| {
+                self.expire(&peers)?;
+                // The server keeps files open for a while that no one has open any more; emptying the cache closes them.
+                self.renew(gone, &peers)?;
+                self.release(&left, EXPIRE)
+            });
+            peers.iter().try_for_each(|peer| self.know(*peer))?;
+            left = taken?;
         }
         match left.first() {
             None => Ok(()),
@@ -308,25 +411,34 @@ impl NfsOwner {
         }
     }
 
-    /// Makes the server let go of all that it remembers of exports, and tells it again of what stays. In between clients
-    /// wait; should this process end in between, they wait until the rights are given again.
-    fn renew(&self, gone: &BTreeSet<(IpAddr, ExportId)>) -> Result<(), TransportError> {
-        // A refusal by handle must not be missing for a moment in which a later right is there.
-        for cache in [Cache::Handles, Cache::Exports] {
+    /// Makes the server let go of all that it remembers of exports, and tells it again of what stays, but not whose the addresses of
+    /// `closed` are. In between clients wait; should this process end in between, they wait until the rights are given again.
+    fn renew(
+        &self,
+        gone: &BTreeSet<(IpAddr, ExportId)>,
+        closed: &BTreeSet<IpAddr>,
+    ) -> Result<(), TransportError> {
+        let flush = |cache| {
             let action = "make the NFS server let go of exports";
-            self.host.nfs_cache_flush(&self.roots, cache).map_err(kernel(action))?;
-        }
-        for (peer, id, inode) in self.fenced()? {
-            self.refuse(peer, &id, inode)?;
-        }
-        let directory = self.root.join("peers");
-        let names = self.host.directory_names(&directory).map_err(kernel("list peers"))?.unwrap_or_default();
-        for peer in names.iter().filter_map(|n| n.to_str()?.parse().ok()) {
-            self.admit(peer)?;
-        }
+            self.host.nfs_cache_flush(&self.roots, cache).map_err(kernel(action))
+        };
+        let peers = self.peers()?;
+        peers.difference(closed).try_for_each(|peer| self.know(*peer))?;
         let mounts = self.mounts()?;
-        for (peer, id) in self.rights(&mounts).difference(gone) {
-            self.grant(*peer, id, self.bound_right(&mounts, *peer, id).unwrap_or_default())?;
+        let rights = self.rights(&mounts);
+        // One after the other: whom nothing refers to any more, neither handle nor export nor address, the kernel does not know.
+        flush(Cache::Handles)?;
+        for taken in self.marked(REFUSED)? {
+            self.refuse(&taken)?;
+        }
+        peers.iter().try_for_each(|peer| self.tell_root(*peer))?;
+        rights.difference(gone).try_for_each(|(peer, id)| self.tell_handles(*peer, id))?;
+        flush(Cache::Exports)?;
+        for peer in peers {
+            self.write(Cache::Exports, &cache::root(&name::domain(peer), &self.peer_root(peer)))?;
+        }
+        for (peer, id) in rights.difference(gone) {
+            self.tell_export(*peer, id, self.bound_right(&mounts, *peer, id).unwrap_or_default())?;
         }
         Ok(())
     }
@@ -490,7 +602,11 @@ impl Owner for NfsOwner {
         if self.bound_right(&mounts, peer, id).is_some_and(|bound| bound != right) {
             self.revoke(&[(peer, id.clone())].into())?;
         }
-        self.forget(|p, e| p == peer && e == id)?;
+        for kind in [SILENT, REFUSED] {
+            for taken in self.marked(kind)?.iter().filter(|(p, e, _)| *p == peer && e == id) {
+                self.unmark(kind, taken)?;
+            }
+        }
         self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id), right)?;
         self.admit(peer)?;
         self.grant(peer, id, right)
@@ -504,16 +620,31 @@ impl Owner for NfsOwner {
         let gone: BTreeSet<_> =
             rights.into_iter().filter(|(p, e)| *p == peer && e.branch == id.branch).collect();
         self.revoke(&gone)?;
-        // Who was fenced while this node was down may wait for it: it is told that it waits for nothing.
+        // Who was fenced while this node was down may wait for it: it is to be heard when it lets go.
         for other in self.standing(&mounts).into_iter().filter(|e| e.branch == id.branch) {
-            let inode = self.inode(&self.export_point(&other))?;
-            let mark = self.mark(peer, &other, inode);
-            if self.host.ensure_directory(&mark, 0o755).map_err(kernel("note a fence"))? {
-                self.admit(peer)?;
-                self.refuse(peer, &other, inode)?;
+            let taken = (peer, other.clone(), self.inode(&self.export_point(&other))?);
+            self.admit(peer)?;
+            if !self.marked(REFUSED)?.contains(&taken) {
+                self.mark(SILENT, &taken)?;
             }
         }
         Ok(())
+    }
+
+    fn tend(&self) -> Result<(), TransportError> {
+        let released = if self.marked(SILENT)?.is_empty() { Vec::new() } else { self.released()? };
+        if !released.is_empty() {
+            let _turn = self.turn();
+            let rights = self.rights(&*self.mounts()?);
+            for (client, peer, id) in released {
+                // What it may use it only attaches anew.
+                if !rights.contains(&(peer, id.clone())) {
+                    self.refuse_released(peer, &id)?;
+                }
+                self.heard(client)?;
+            }
+        }
+        self.forget_old()
     }
 
     fn withdraw(&self) -> Result<(), TransportError> {
@@ -532,8 +663,7 @@ impl Owner for NfsOwner {
         // Also what is left of an end that was cut short.
         let rights = self.rights(&mounts).into_iter().map(|(_, id)| id);
         let all: BTreeSet<ExportId> = self.standing(&mounts).into_iter().chain(rights).collect();
-        all.iter().filter(|id| id.branch == *branch).try_for_each(|id| self.end(id))?;
-        self.forget(|_, id| id.branch == *branch)
+        all.iter().filter(|id| id.branch == *branch).try_for_each(|id| self.end(id))
     }
 
     fn grown(&self, id: &ExportId) -> Result<Bytes, TransportError> {
