@@ -179,7 +179,7 @@ fn a_directory_goes_over_nfs_to_who_is_allowed_and_to_nobody_else() {
     assert!(matches!(outcome, Err(TransportError::Refused { .. })), "{outcome:?}");
     drop(locked);
 
-    println!("a fence of who writes ends that at once, and another peer keeps its right");
+    println!("who is fenced while it writes waits until it lets go, and another peer keeps its right");
     owner.allow(&first, &peer(SELF), Right::Write, None).unwrap();
     let at = attach(&first, &endpoint).unwrap().at.unwrap();
     let writer = fenced_writer(&at.join("data/log"));
@@ -187,25 +187,25 @@ fn a_directory_goes_over_nfs_to_who_is_allowed_and_to_nobody_else() {
         std::thread::sleep(Duration::from_millis(10));
     }
     owner.fence(&first, &peer(SELF)).unwrap();
-    let length = std::fs::metadata(place.join("data/log")).unwrap().len();
-    let error = writer.join().unwrap();
-    assert!(matches!(error, libc::ESTALE | libc::EIO), "{error}");
-    assert_eq!(
-        std::fs::metadata(place.join("data/log")).unwrap().len(),
-        length,
-        "nothing came after the fence"
-    );
-    assert_eq!(errno(std::fs::write(at.join("data/new"), "x")), Some(libc::ESTALE));
-    assert_eq!(consumer.attachments().unwrap()[0].link, Link::Dead);
+    let length = || std::fs::metadata(place.join("data/log")).unwrap().len();
+    let fenced = length();
+    assert_eq!(consumer.attachments().unwrap()[0].link, Link::Connecting, "nothing answers");
     assert_eq!(owner.exports().unwrap()[0].allowed, ["10.9.9.9"]);
-    std::fs::write(&kept, "the other branch goes on").unwrap();
+    owner.tend().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!writer.is_finished(), "an error would have come before its agent could act");
     consumer.force_detach(&first).unwrap();
+    owner.tend().unwrap();
+    // Which one is the kernel's choice: 6.1 tells a number of its own (512) where it had begun to claim the file.
+    assert_ne!(writer.join().unwrap(), 0, "the writer gets an error");
+    assert_eq!(length(), fenced, "nothing came after the fence");
+    std::fs::write(&kept, "the other branch goes on").unwrap();
     assert_eq!(consumer.attachments().unwrap().len(), 1);
 
     println!("a later generation ends an earlier one, which does not come back");
     let later = id("v-1", 2);
     owner.export(&later, &Source::Directory(other.clone())).unwrap();
-    assert_eq!(errno(std::fs::read_dir(kept.parent().unwrap())), Some(libc::ESTALE));
+    assert_eq!(consumer.attachments().unwrap()[0].link, Link::Connecting);
     let outcome = owner.export(&second, &Source::Directory(other));
     assert!(matches!(outcome, Err(TransportError::Outdated { .. })), "{outcome:?}");
     let outcome = owner.allow(&second, &peer(SELF), Right::Write, None);
