@@ -1,6 +1,7 @@
 //! Looking at directories.
 
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -77,17 +78,11 @@ impl Host {
     /// # Errors
     /// What lstat(2) tells.
     pub fn identity(&self, path: &Path) -> Result<Option<FileIdentity>> {
-        match std::fs::symlink_metadata(path) {
-            Ok(meta) => Ok(Some(FileIdentity {
-                device: (libc::major(meta.dev()), libc::minor(meta.dev())),
-                inode: meta.ino(),
-                directory: meta.is_dir(),
-            })),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => {
-                Err(HostError::Syscall { call: "lstat", subject: path.display().to_string(), source })
-            }
-        }
+        Ok(attributes(path)?.map(|meta| FileIdentity {
+            device: (libc::major(meta.dev()), libc::minor(meta.dev())),
+            inode: meta.ino(),
+            directory: meta.is_dir(),
+        }))
     }
 
     /// How long ago what is at `path` was changed last, by the machine's clock; `None` where nothing is.
@@ -95,15 +90,20 @@ impl Host {
     /// # Errors
     /// What lstat(2) tells.
     pub fn age(&self, path: &Path) -> Result<Option<Duration>> {
-        let changed = std::fs::symlink_metadata(path).and_then(|meta| meta.modified());
-        match changed {
-            // One of the future was changed just now, before the clock was set.
-            Ok(changed) => Ok(Some(changed.elapsed().unwrap_or_default())),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(source) => {
-                Err(HostError::Syscall { call: "lstat", subject: path.display().to_string(), source })
-            }
-        }
+        // One of the future was changed just now, before the clock was set. Linux tells it of every file.
+        let age = |meta: Metadata| {
+            meta.modified().ok().and_then(|changed| changed.elapsed().ok()).unwrap_or_default()
+        };
+        Ok(attributes(path)?.map(age))
+    }
+}
+
+/// What lstat(2) tells; `None` where nothing is.
+fn attributes(path: &Path) -> Result<Option<Metadata>> {
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) => Ok(Some(meta)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(HostError::Syscall { call: "lstat", subject: path.display().to_string(), source }),
     }
 }
 

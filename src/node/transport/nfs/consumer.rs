@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -184,15 +183,9 @@ impl NfsConsumer {
     /// Tells the owner that nothing here uses the export any more: who was fenced gets no answer from it until then. Waits for a
     /// moment only; it is told again by [`Consumer::attachments`].
     fn tell_released(&self, id: &ExportId, owner: SocketAddr) {
-        let (done, told) = sync_channel(1);
-        let (host, name) = (self.host.clone(), name::released(id));
-        let tell = move || {
-            let _ = host.nfs_tell(owner, &name, ANSWER);
-            let _ = done.send(());
-        };
-        if std::thread::Builder::new().name("nfs-tell".to_owned()).spawn(tell).is_ok() {
-            let _ = told.recv_timeout(MOMENT);
-        }
+        let name = name::released(id);
+        let tell = move |host: &Host| host.nfs_tell(owner, &name, ANSWER);
+        let _ = self.host.within("telling an owner of", &self.released_file(id), MOMENT, tell);
     }
 
     /// Asks each owner once, however many of its branches are here, and several at a time: those that are away are waited for
