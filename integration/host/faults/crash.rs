@@ -53,6 +53,7 @@ async fn call(csi: &mut Csi, which: Call, wanted: &Wanted, id: &str) -> Result<(
 async fn insist(ground: &mut Ground, dice: &mut Dice, kills: &mut u32, which: Call, wanted: &Wanted) {
     let id = wanted.name.clone();
     let begun = Instant::now();
+    let mut csi = ground.agent.csi().await;
     let killer = (dice.below(3) > 0).then(|| {
         let (pid, after) = (ground.agent.pid(), Duration::from_millis(dice.below(120)));
         std::thread::spawn(move || {
@@ -60,7 +61,6 @@ async fn insist(ground: &mut Ground, dice: &mut Dice, kills: &mut u32, which: Ca
             signal(pid, Signal::SIGKILL);
         })
     });
-    let mut csi = ground.agent.csi().await;
     let mut result = call(&mut csi, which, wanted, &id).await;
     if let Some(killer) = killer {
         killer.join().expect("the killer");

@@ -27,6 +27,7 @@
 //! unmounted before is fenced without that.
 
 mod consumer;
+mod marks;
 mod name;
 mod owner;
 

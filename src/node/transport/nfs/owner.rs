@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use super::marks::{Answer, Marks, Taken};
 use super::{IDENTITY, IDENTITY_LIMIT, Identity, kernel, name};
 use crate::domain::{BranchId, Bytes};
 use crate::node::transport::{
@@ -28,16 +29,6 @@ const DRAIN: Duration = Duration::from_secs(2);
 const EXPIRE: Duration = Duration::from_secs(20);
 /// Between two looks whether they have ended.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long it is kept in mind what a peer had of an export that does not exist any more.
-const REMEMBERED: Duration = Duration::from_hours(24);
-
-/// Directories of marks of what was taken from peers: what they get no answer to, and what they are refused.
-const SILENT: &str = "silent";
-const REFUSED: &str = "refused";
-
-/// What was taken from a peer and may still be asked for, with the inode that its handles name.
-type Taken = (IpAddr, ExportId, u64);
-
 /// Why this machine's NFS server cannot serve for this driver: it serves for someone else, and a kernel has one only. `None`
 /// where it can, or does. Loads and starts nothing; `recovery` is where it would note its clients.
 ///
@@ -71,6 +62,7 @@ pub struct NfsOwner {
     roots: NfsRoots,
     serving: NfsServing,
     root: PathBuf,
+    marks: Marks,
     /// The kernel's files are written by one at a time.
     turn: Mutex<()>,
 }
@@ -80,7 +72,8 @@ impl NfsOwner {
     /// such as one below `/run`, and is in the mount namespace that the machine's own programs are in). Nothing is done yet.
     #[must_use]
     pub fn new(host: Host, roots: NfsRoots, serving: NfsServing, root: PathBuf) -> Self {
-        Self { host, roots, serving, root, turn: Mutex::default() }
+        let marks = Marks::new(host.clone(), root.clone());
+        Self { host, roots, serving, root, marks, turn: Mutex::default() }
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -143,39 +136,6 @@ impl NfsOwner {
         Ok(rights.iter().filter(told).cloned().collect())
     }
 
-    /// What was taken from whom. A directory on the tmpfs for each: it goes with the restart that makes the kernel forget the
-    /// handles too.
-    fn marked(&self, kind: &str) -> Result<BTreeSet<Taken>, TransportError> {
-        let look = "look at what was fenced";
-        let directory = self.root.join(kind);
-        let mut found = BTreeSet::new();
-        for peer in self.host.directory_names(&directory).map_err(kernel(look))?.unwrap_or_default() {
-            let Some(address) = peer.to_str().and_then(|p| p.parse().ok()) else { continue };
-            let names = self.host.directory_names(&directory.join(&peer)).map_err(kernel(look))?;
-            for name in names.unwrap_or_default() {
-                let Some((id, inode)) = name.to_str().and_then(|n| n.split_once(':')) else { continue };
-                if let (Some(id), Ok(inode)) = (name::parse(id.as_ref()), inode.parse()) {
-                    found.insert((address, id, inode));
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    fn mark_path(&self, kind: &str, (peer, id, inode): &Taken) -> PathBuf {
-        self.root.join(kind).join(peer.to_string()).join(format!("{}:{inode}", name::export(id)))
-    }
-
-    fn mark(&self, kind: &str, taken: &Taken) -> Result<(), TransportError> {
-        let made = self.host.ensure_directory(&self.mark_path(kind, taken), 0o755);
-        made.map(drop).map_err(kernel("note a fence"))
-    }
-
-    fn unmark(&self, kind: &str, taken: &Taken) -> Result<(), TransportError> {
-        let removed = self.host.remove_directory(&self.mark_path(kind, taken));
-        removed.map(drop).map_err(kernel("forget a fence"))
-    }
-
     /// What peers tell that they have let go of ([`Owner::tend`]), with the number of the client that tells it.
     fn released(&self) -> Result<Vec<(u32, IpAddr, ExportId)>, TransportError> {
         let clients = self.host.nfs_clients(&self.roots).map_err(kernel("list the NFS clients"))?;
@@ -234,7 +194,7 @@ impl NfsOwner {
                 .and_then(|()| self.host.make_private(&self.root))
                 .map_err(kernel("mount the directory of NFS exports"))?;
         }
-        for name in ["exports", "peers", SILENT, REFUSED] {
+        for name in ["exports", "peers"] {
             self.host.ensure_directory(&self.root.join(name), 0o755).map_err(kernel(make))?;
         }
         Ok(())
@@ -330,43 +290,27 @@ impl NfsOwner {
     }
 
     /// Tells the server that what a peer may still hold of an export is stale.
-    fn refuse(&self, (peer, id, inode): &Taken) -> Result<(), TransportError> {
-        for key in keys(id, *inode) {
-            self.write(Cache::Handles, &cache::handle(&name::domain(*peer), key, None))?;
+    fn refuse(&self, taken: &Taken) -> Result<(), TransportError> {
+        for key in keys(&taken.id, taken.inode) {
+            self.write(Cache::Handles, &cache::handle(&name::domain(taken.peer), key, None))?;
         }
         Ok(())
     }
 
     /// Refuses a peer what it let go of: its kernel, which claims all that it had open one after the other, goes on to the rest.
     fn refuse_released(&self, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
-        let silent = self.marked(SILENT)?;
+        let silent = self.marks.all(Answer::Silence)?;
         // After a restart of this node it may be of a generation that nobody noted: of the same directory all the same.
-        let of_it = |(p, e, _): &&Taken| *p == peer && e.branch == id.branch;
-        let inodes: BTreeSet<u64> = silent.iter().filter(of_it).map(|(.., inode)| *inode).collect();
+        let of_it = |taken: &&Taken| taken.peer == peer && taken.id.branch == id.branch;
+        let inodes: BTreeSet<u64> = silent.iter().filter(of_it).map(|taken| taken.inode).collect();
         for inode in inodes {
-            let taken = (peer, id.clone(), inode);
-            self.mark(REFUSED, &taken)?;
-            self.unmark(SILENT, &taken)?;
+            let taken = Taken { peer, id: id.clone(), inode };
+            self.marks.set(Answer::Refusal, &taken)?;
             self.refuse(&taken)?;
             tracing::info!(
                 branch.id = %id.branch, branch.generation = %id.generation, %peer,
                 "a fenced node let go of the branch by force: what it still asks is refused"
             );
-        }
-        Ok(())
-    }
-
-    /// Forgets what was taken of exports that do not exist any more, after a day.
-    fn forget_old(&self) -> Result<(), TransportError> {
-        let standing = self.standing(&*self.mounts()?);
-        for kind in [SILENT, REFUSED] {
-            let gone = |taken: &Taken| !standing.iter().any(|id| id.branch == taken.1.branch);
-            for taken in self.marked(kind)?.into_iter().filter(gone) {
-                let age = self.host.age(&self.mark_path(kind, &taken)).map_err(kernel("look at a fence"))?;
-                if age.is_some_and(|age| age > REMEMBERED) {
-                    self.unmark(kind, &taken)?;
-                }
-            }
         }
         Ok(())
     }
@@ -384,7 +328,7 @@ impl NfsOwner {
         // peer's union take files for missing before its agent could end it.
         for (peer, id) in gone {
             let inode = self.inode(&self.peer_point(*peer, id))?;
-            self.mark(SILENT, &(*peer, id.clone(), inode))?;
+            self.marks.set(Answer::Silence, &Taken { peer: *peer, id: id.clone(), inode })?;
         }
         self.renew(gone, &BTreeSet::new())?;
         let mut left = self.release(gone, DRAIN)?;
@@ -428,7 +372,7 @@ impl NfsOwner {
         let rights = self.rights(&mounts);
         // One after the other: whom nothing refers to any more, neither handle nor export nor address, the kernel does not know.
         flush(Cache::Handles)?;
-        for taken in self.marked(REFUSED)? {
+        for taken in self.marks.all(Answer::Refusal)? {
             self.refuse(&taken)?;
         }
         peers.iter().try_for_each(|peer| self.tell_root(*peer))?;
@@ -602,11 +546,7 @@ impl Owner for NfsOwner {
         if self.bound_right(&mounts, peer, id).is_some_and(|bound| bound != right) {
             self.revoke(&[(peer, id.clone())].into())?;
         }
-        for kind in [SILENT, REFUSED] {
-            for taken in self.marked(kind)?.iter().filter(|(p, e, _)| *p == peer && e == id) {
-                self.unmark(kind, taken)?;
-            }
-        }
+        self.marks.forget(peer, id)?;
         self.ensure_bound(&self.export_point(id), &self.peer_point(peer, id), right)?;
         self.admit(peer)?;
         self.grant(peer, id, right)
@@ -622,17 +562,19 @@ impl Owner for NfsOwner {
         self.revoke(&gone)?;
         // Who was fenced while this node was down may wait for it: it is to be heard when it lets go.
         for other in self.standing(&mounts).into_iter().filter(|e| e.branch == id.branch) {
-            let taken = (peer, other.clone(), self.inode(&self.export_point(&other))?);
+            let inode = self.inode(&self.export_point(&other))?;
+            let taken = Taken { peer, id: other, inode };
             self.admit(peer)?;
-            if !self.marked(REFUSED)?.contains(&taken) {
-                self.mark(SILENT, &taken)?;
+            if !self.marks.all(Answer::Refusal)?.contains(&taken) {
+                self.marks.set(Answer::Silence, &taken)?;
             }
         }
         Ok(())
     }
 
     fn tend(&self) -> Result<(), TransportError> {
-        let released = if self.marked(SILENT)?.is_empty() { Vec::new() } else { self.released()? };
+        let released =
+            if self.marks.all(Answer::Silence)?.is_empty() { Vec::new() } else { self.released()? };
         if !released.is_empty() {
             let _turn = self.turn();
             let rights = self.rights(&*self.mounts()?);
@@ -644,7 +586,7 @@ impl Owner for NfsOwner {
                 self.heard(client)?;
             }
         }
-        self.forget_old()
+        self.marks.forget_old(&self.standing(&*self.mounts()?))
     }
 
     fn withdraw(&self) -> Result<(), TransportError> {
