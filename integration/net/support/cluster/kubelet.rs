@@ -346,9 +346,10 @@ impl Node<'_> {
         Ok(running)
     }
 
-    /// The newest line of the agent's log that holds that text.
+    /// The newest line of the agent's log that holds that text. A power failure may have left zeros in the file: it counts as text
+    /// all the same.
     pub fn last_told(&self, text: &str) -> Result<String> {
-        self.machine.run(format!("grep -F '{text}' {LOG} | tail -n 1"))
+        self.machine.run(format!("grep -aF '{text}' {LOG} | tail -n 1"))
     }
 
     /// What is left of volumes, once none should be.
