@@ -29,6 +29,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 const EXPIRE: Duration = Duration::from_secs(20);
 /// Between two looks whether they have ended.
 const PAUSE: Duration = Duration::from_millis(20);
+
 /// Why this machine's NFS server cannot serve for this driver: it serves for someone else, and a kernel has one only. `None`
 /// where it can, or does. Loads and starts nothing; `recovery` is where it would note its clients.
 ///
