@@ -4,14 +4,16 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
@@ -21,8 +23,11 @@ use crate::protocol::{Ended, Frame, Hello, Kind, Request};
 const PORT: &str = "command";
 /// A killed command that has not ended after this waits for something in the kernel.
 const KILLED_BOUND: Duration = Duration::from_secs(3);
-/// How long what a command left in the background may hold its output open, before the output is given up.
+/// How long what a command left in the background may hold its output open: then what is in the pipe is taken, and no more is
+/// waited for.
 const OUTPUT_BOUND: Duration = Duration::from_millis(500);
+/// How often the reader of an output that says nothing looks whether its command has ended.
+const LOOKS: Duration = Duration::from_millis(100);
 /// While nobody is connected, reads of the port return nothing at once.
 const UNCONNECTED: Duration = Duration::from_millis(20);
 
@@ -122,12 +127,13 @@ fn command(port: &Port, id: u64, request: &Request, orders: Receiver<Order>) -> 
         .stderr(Stdio::piped())
         .spawn()?;
     let group = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-    let (done, finished) = mpsc::channel();
+    let (done, heard) = mpsc::channel();
+    let end = Arc::new(OnceLock::new());
     if let Some(output) = child.stdout.take() {
-        forward(port, id, Kind::Output, output, done.clone());
+        forward(port, id, Kind::Output, output, Arc::clone(&end), done.clone());
     }
     if let Some(errors) = child.stderr.take() {
-        forward(port, id, Kind::Errors, errors, done.clone());
+        forward(port, id, Kind::Errors, errors, Arc::clone(&end), done.clone());
     }
     drop(done);
     take_orders(&mut child, orders, group);
@@ -146,12 +152,9 @@ fn command(port: &Port, id: u64, request: &Request, orders: Receiver<Order>) -> 
             }
         }
     };
-    for _ in 0..2 {
-        // The sender's end is a reader that came to its end.
-        if finished.recv_timeout(OUTPUT_BOUND) == Err(RecvTimeoutError::Timeout) {
-            break;
-        }
-    }
+    let _ = end.set(Instant::now());
+    // However long that takes where the processor has much else to do: a test counts on what its command said before it ended.
+    for () in heard {}
     Ok(answer)
 }
 
@@ -159,17 +162,43 @@ fn told(status: ExitStatus, timed_out: bool) -> Ended {
     Ended { code: status.code(), signal: status.signal(), timed_out, stuck: Vec::new() }
 }
 
-fn forward(port: &Port, id: u64, kind: Kind, mut from: impl Read + Send + 'static, done: Sender<()>) {
+/// Sends on what comes, and drops `done` when all that a command said before its `end` was sent. It reads on after that: who
+/// still writes is in the background, and must not die of it.
+fn forward(
+    port: &Port,
+    id: u64,
+    kind: Kind,
+    mut from: impl Read + AsFd + Send + 'static,
+    end: Arc<OnceLock<Instant>>,
+    done: Sender<()>,
+) {
     let port = Arc::clone(port);
     thread::spawn(move || {
+        let mut done = Some(done);
         let mut buffer = vec![0; 32 << 10];
-        while let Ok(length @ 1..) = from.read(&mut buffer) {
-            if send(&port, &Frame { id, kind, body: buffer[..length].to_vec() }).is_err() {
-                break;
+        loop {
+            if done.is_some() {
+                let over = end.get().map(|end| end.elapsed() >= OUTPUT_BOUND);
+                let wait = if over == Some(true) { Duration::ZERO } else { LOOKS };
+                if matches!(readable(&from, wait), Ok(false)) {
+                    // Nothing is left of what it said.
+                    done = done.filter(|_| over != Some(true));
+                    continue;
+                }
+            }
+            match from.read(&mut buffer) {
+                Ok(length @ 1..)
+                    if send(&port, &Frame { id, kind, body: buffer[..length].to_vec() }).is_ok() => {}
+                _ => break,
             }
         }
-        let _ = done.send(());
     });
+}
+
+/// Whether a read would return at once, or does within that time.
+fn readable(from: &impl AsFd, wait: Duration) -> io::Result<bool> {
+    let timeout = PollTimeout::try_from(wait).map_err(io::Error::other)?;
+    Ok(poll(&mut [PollFd::new(from.as_fd(), PollFlags::POLLIN)], timeout)? > 0)
 }
 
 fn take_orders(child: &mut Child, orders: Receiver<Order>, group: Pid) {
@@ -214,4 +243,57 @@ fn waiting(group: Pid) -> Vec<String> {
         ));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn all_that_a_command_said_is_sent_before_its_end_is_told_however_late() {
+        let said = vec![b'x'; 60 << 10];
+        let (to, mut from) = UnixStream::pair().unwrap();
+        let port: Port = Arc::new(Mutex::new(File::from(OwnedFd::from(to))));
+        let (output, mut writes) = io::pipe().unwrap();
+        writes.write_all(&said).unwrap();
+        // Somebody else, in the background, holds it open.
+        let _writes = writes;
+        let taken_by_others = port.lock().unwrap();
+        let (done, heard) = mpsc::channel();
+        forward(&port, 1, Kind::Output, output, Arc::new(OnceLock::from(Instant::now())), done);
+        assert_eq!(heard.recv_timeout(OUTPUT_BOUND * 2), Err(RecvTimeoutError::Timeout), "nothing was sent");
+        drop(taken_by_others);
+        assert_eq!(heard.recv_timeout(OUTPUT_BOUND * 20), Err(RecvTimeoutError::Disconnected));
+        from.set_nonblocking(true).unwrap();
+        let mut sent = Vec::new();
+        while let Ok(frame) = Frame::read(&mut from) {
+            sent.extend(frame.body);
+        }
+        assert!(sent == said, "{} of {} bytes were sent", sent.len(), said.len());
+    }
+
+    #[test]
+    fn what_is_left_in_the_background_holds_up_no_end_and_does_not_die_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (stop, stopped) = (directory.path().join("stop"), directory.path().join("stopped"));
+        let script = format!(
+            "(n=0; until [ -e {} ] || ((n++ > 400)); do echo late; sleep .05; done; >{}) &",
+            stop.display(),
+            stopped.display()
+        );
+        let (port, _taken) = UnixStream::pair().unwrap();
+        let port = Arc::new(Mutex::new(File::from(OwnedFd::from(port))));
+        let (_orders, taken) = mpsc::channel();
+        let ended = command(&port, 1, &Request { script, bound_ms: 20_000, input: false }, taken).unwrap();
+        assert!(ended.code == Some(0) && !stopped.exists(), "{ended:?}");
+        fs::write(stop, "").unwrap();
+        let goes_on = (0..200).any(|_| {
+            thread::sleep(Duration::from_millis(50));
+            stopped.exists()
+        });
+        assert!(goes_on, "what was left in the background is gone");
+    }
 }
