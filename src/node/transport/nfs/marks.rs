@@ -97,32 +97,41 @@ impl Marks {
 
     /// Forgets an export that a peer is given again.
     pub(super) fn forget(&self, peer: IpAddr, id: &ExportId) -> Result<(), TransportError> {
-        self.clear_where(|_, taken| Ok(taken.peer == peer && taken.id == *id))
-    }
-
-    /// Forgets, after a day, what was taken of branches that are not exported any more.
-    pub(super) fn forget_old(&self, standing: &BTreeSet<ExportId>) -> Result<(), TransportError> {
-        self.clear_where(|answer, taken| {
-            if standing.iter().any(|id| id.branch == taken.id.branch) {
-                return Ok(false);
-            }
-            let age = self.host.age(&self.path(answer, taken)).map_err(kernel("look at a fence"))?;
-            Ok(age.is_some_and(|age| age > REMEMBERED))
-        })
-    }
-
-    fn clear_where(
-        &self,
-        over: impl Fn(Answer, &Taken) -> Result<bool, TransportError>,
-    ) -> Result<(), TransportError> {
-        for answer in Answer::ALL {
-            for taken in self.all(answer)? {
-                if over(answer, &taken)? {
-                    self.clear(answer, &taken)?;
-                }
+        for (answer, taken) in self.each()? {
+            if taken.peer == peer && taken.id == *id {
+                self.clear(answer, &taken)?;
             }
         }
         Ok(())
+    }
+
+    /// Forgets, after a day, what was taken of branches that are not exported any more; which ones are is asked only where it
+    /// matters.
+    pub(super) fn forget_old(
+        &self,
+        standing: impl FnOnce() -> Result<BTreeSet<ExportId>, TransportError>,
+    ) -> Result<(), TransportError> {
+        let mut old = Vec::new();
+        for (answer, taken) in self.each()? {
+            let age = self.host.age(&self.path(answer, &taken)).map_err(kernel("look at a fence"))?;
+            if age.is_some_and(|age| age > REMEMBERED) {
+                old.push((answer, taken));
+            }
+        }
+        if old.is_empty() {
+            return Ok(());
+        }
+        let standing = standing()?;
+        old.retain(|(_, taken)| standing.iter().all(|id| id.branch != taken.id.branch));
+        old.iter().try_for_each(|(answer, taken)| self.clear(*answer, taken))
+    }
+
+    fn each(&self) -> Result<Vec<(Answer, Taken)>, TransportError> {
+        let mut each = Vec::new();
+        for answer in Answer::ALL {
+            each.extend(self.all(answer)?.into_iter().map(|taken| (answer, taken)));
+        }
+        Ok(each)
     }
 }
 
@@ -168,15 +177,14 @@ mod tests {
         for all in [&gone, &standing] {
             marks.set(Answer::Silence, all).unwrap();
         }
-        let exports = BTreeSet::from([standing.id.clone()]);
-        marks.forget_old(&exports).unwrap();
+        marks.forget_old(|| panic!("nothing is old enough to ask")).unwrap();
         assert_eq!(marks.all(Answer::Silence).unwrap(), [gone.clone(), standing.clone()].into());
         let two_days_ago = std::time::SystemTime::now() - 2 * REMEMBERED;
         for of in [&gone, &standing] {
             let mark = std::fs::File::open(marks.path(Answer::Silence, of)).unwrap();
             mark.set_modified(two_days_ago).unwrap();
         }
-        marks.forget_old(&exports).unwrap();
+        marks.forget_old(|| Ok([standing.id.clone()].into())).unwrap();
         assert_eq!(marks.all(Answer::Silence).unwrap(), [standing].into());
     }
 }

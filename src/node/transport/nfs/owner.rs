@@ -587,7 +587,7 @@ impl Owner for NfsOwner {
                 self.heard(client)?;
             }
         }
-        self.marks.forget_old(&self.standing(&*self.mounts()?))
+        self.marks.forget_old(|| Ok(self.standing(&*self.mounts()?)))
     }
 
     fn withdraw(&self) -> Result<(), TransportError> {
