@@ -178,11 +178,10 @@ fn forward(
         let mut buffer = vec![0; 32 << 10];
         loop {
             if done.is_some() {
-                let over = end.get().map(|end| end.elapsed() >= OUTPUT_BOUND);
-                let wait = if over == Some(true) { Duration::ZERO } else { LOOKS };
-                if matches!(readable(&from, wait), Ok(false)) {
+                let over = end.get().is_some_and(|end| end.elapsed() >= OUTPUT_BOUND);
+                if let Ok(false) = readable(&from, if over { Duration::ZERO } else { LOOKS }) {
                     // Nothing is left of what it said.
-                    done = done.filter(|_| over != Some(true));
+                    done = done.filter(|_| !over);
                     continue;
                 }
             }

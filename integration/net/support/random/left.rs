@@ -64,6 +64,10 @@ const LOOK: &str = r#"
         name=${branch##*/}
         printf 'branch %s\n' "$name"
         if [ -e "$branch/disk.img" ]; then
+            # After a loss of power the journal holds what is not in its place yet. Whoever mounts it next gets that; a check before
+            # reads over it, and finds what the kernel had written back meanwhile at odds with what it had not.
+            mkdir -p /run/look
+            if mount -o loop "$branch/disk.img" /run/look; then umount /run/look; else printf 'broken %s it cannot be mounted\n' "$name"; continue; fi
             type=$(blkid -o value -s TYPE "$branch/disk.img")
             case $type in
             ext4) checked=$(fsck.ext4 -fn "$branch/disk.img" 2>&1) || printf 'broken %s %s\n' "$name" "${checked//$'\n'/; }"
@@ -72,9 +76,6 @@ const LOOK: &str = r#"
                 options=ro,loop,norecovery ;;
             *) printf 'broken %s its filesystem is %s\n' "$name" "$type"; continue ;;
             esac
-            mkdir -p /run/look
-            # What is in its journal only, after a loss of power, is there for whoever mounts it next.
-            if mount -o loop "$branch/disk.img" /run/look; then umount /run/look; else printf 'broken %s it cannot be mounted\n' "$name"; continue; fi
             mount -o "$options" "$branch/disk.img" /run/look
             show "$name" /run/look/data
             umount /run/look
