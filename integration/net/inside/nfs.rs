@@ -21,7 +21,7 @@ use union_csi::platform::nfs::{NFS_PORT, NfsRoots, NfsServing};
 /// Short, so that tests need not wait long; the kernel takes no less.
 const LEASE: Duration = Duration::from_secs(10);
 
-const USAGE: &str = "export|allow|allow-to-read|fence|tend|unexport|exports|attach|detach|force-detach|attachments|append|append-locked|hold|hold-range|try-lock|\
+const USAGE: &str = "export|allow|allow-to-read|fence|hear|tend|unexport|exports|attach|detach|force-detach|attachments|append|append-locked|hold|hold-range|try-lock|\
      try-range";
 
 /// `nfs ACTION ARGUMENT...`; a branch is told as `BRANCH@GENERATION`.
@@ -35,6 +35,9 @@ pub fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         ["allow", id, address] => owner()?.allow(&parse(id)?, &peer(address)?, Right::Write, None)?,
         ["allow-to-read", id, address] => owner()?.allow(&parse(id)?, &peer(address)?, Right::Read, None)?,
         ["fence", id, address] => owner()?.fence(&parse(id)?, &peer(address)?)?,
+        ["hear", id, directory, address] => {
+            owner()?.hear(&parse(id)?, &Source::Directory(PathBuf::from(directory)), &peer(address)?)?;
+        }
         ["tend"] => owner()?.tend()?,
         ["unexport", branch] => owner()?.unexport(&branch.parse()?)?,
         ["exports"] => {

@@ -394,6 +394,43 @@ fn an_nfs_attachment_of_an_owner_that_is_gone_is_taken_away_without_waiting() {
 
 #[test]
 #[ignore = "boots machines: integration/net/run"]
+fn who_lost_an_nfs_branch_while_its_owner_was_off_waits_for_it_no_longer_than_until_it_is_back() {
+    on_shared(|net| {
+        let (owner, one, writer) = one_writer(net, Duration::from_secs(200))?;
+        // Its directory is kept by who works in it, also when it is unmounted.
+        let mut works = one.start_command(
+            format!(
+                "cd {DATA}; echo works; until [[ $(stat log 2>&1 || true) == *Stale* ]]; do sleep .5; done; echo stale"
+            ),
+            Duration::from_secs(300),
+        )?;
+        assert!(works.says("works", SOON)?);
+        owner.pull_plug();
+        one.eventually(SOON, "test \"$(inside nfs attachments)\" = 'v-0@1 Connecting'")?;
+        one.run_within(SOON, "inside nfs force-detach v-0@1")?;
+        assert!(!works.says("stale", Duration::from_secs(1))?);
+        writer.kill();
+
+        owner.start()?;
+        owner.run(format!("mkdir -p {POOL} && mount /disk/data {POOL}"))?;
+        // Whatever becomes of the branch: nothing of it is exported here.
+        let peer = one.address();
+        let hear = format!("inside nfs hear v-0@1 {POOL}/v-0 {peer}");
+        owner.run(format!("{hear}; {hear}"))?;
+        let refused = format!("inside nfs tend; [ -d /run/union-csi/nfs/refused/{peer}/v-0@1:* ]");
+        let told = (0..30).any(|_| {
+            one.run("inside nfs attachments").is_ok_and(|found| found.is_empty())
+                && owner.attempt(SOON, &refused).is_ok_and(|output| output.success())
+        });
+        assert!(told, "it is not heard that it let go");
+        assert!(works.says("stale", Duration::from_secs(90))?, "{}", works.output_so_far());
+        owner.run(format!("{hear}; {refused}"))?;
+        leave(owner, &[])
+    });
+}
+
+#[test]
+#[ignore = "boots machines: integration/net/run"]
 fn a_consumer_fenced_by_nfs_while_it_was_cut_off_never_writes_again() {
     on_shared(|net| {
         let (owner, one, two) = two_consumers(net)?;

@@ -27,6 +27,8 @@ struct Kernel {
     many: bool,
     /// Who may only read.
     readers: Vec<String>,
+    /// Who is heard, of which generation.
+    heard: Vec<(String, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -89,6 +91,11 @@ impl Owner for FakeOwner {
     }
     fn fence(&self, _: &ExportId, peer: &Peer) -> Result<(), TransportError> {
         self.act(|kernel| kernel.exports.values_mut().for_each(|(_, a)| a.retain(|p| *p != peer.identity)))
+    }
+    fn hear(&self, id: &ExportId, _: &Source, peer: &Peer) -> Result<(), TransportError> {
+        self.0.lock().unwrap().heard.push((peer.identity.clone(), id.generation.0));
+        // Nothing depends on it.
+        Err(TransportError::Unable { action: "hear", reason: "it was told to fail".to_owned() })
     }
     fn unexport(&self, _: &BranchId) -> Result<(), TransportError> {
         self.act(|kernel| kernel.exports.clear())
@@ -375,6 +382,34 @@ fn a_fenced_node_stays_fenced_through_a_reboot() {
     world.wanted = old;
     world.settle().unwrap();
     assert_eq!(world.owner.allowed(), []);
+}
+
+#[test]
+fn who_lost_the_branch_while_its_owner_was_off_is_heard_and_nobody_else() {
+    // Whether the machine comes back to it, to another consumer, to none, or to its own use.
+    for (consumer, heard) in [(Some("b"), false), (Some("c"), true), (None, true), (Some("a"), true)] {
+        let mut world = World::default();
+        world.order(Some("b"), 1);
+        world.settle().unwrap();
+        world.reboot();
+        world.order(consumer, 2);
+        world.settle().unwrap();
+        obeyed(&world, consumer, 2);
+        let expected = heard.then(|| ("nqn.b".to_owned(), 1));
+        assert_eq!(
+            world.owner.0.lock().unwrap().heard,
+            expected.into_iter().collect::<Vec<_>>(),
+            "{consumer:?}"
+        );
+
+        // Whoever loses it while the machine runs is fenced in its kernel, which knows it.
+        let count = world.owner.0.lock().unwrap().heard.len();
+        for (consumer, epoch) in [(Some("b"), 3), (Some("c"), 4), (None, 5)] {
+            world.order(consumer, epoch);
+            world.settle().unwrap();
+        }
+        assert_eq!(world.owner.0.lock().unwrap().heard.len(), count);
+    }
 }
 
 #[test]

@@ -46,6 +46,10 @@ impl Owner for LeavingOwner {
         self.0.unexport(branch)
     }
 
+    fn hear(&self, id: &ExportId, source: &Source, peer: &Peer) -> Result<(), TransportError> {
+        self.0.hear(id, source, peer)
+    }
+
     fn tend(&self) -> Result<(), TransportError> {
         self.0.tend()
     }

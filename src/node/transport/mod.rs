@@ -196,6 +196,16 @@ pub trait Owner: Send + Sync {
         Ok(false)
     }
 
+    /// Has a peer heard that lost the branch, which lies at `source`, while this machine was off: the kernel that it had it of is gone,
+    /// and the peer may still wait for this one with what it asks of `id`. It gets its errors when it tells that its union does not
+    /// use the branch any more. It is given nothing.
+    ///
+    /// # Errors
+    /// [`TransportError`].
+    fn hear(&self, _id: &ExportId, _source: &Source, _peer: &Peer) -> Result<(), TransportError> {
+        Ok(())
+    }
+
     /// Looks after what was taken from peers; to be called every few seconds. Those that still wait for it get their errors as soon
     /// as they tell that their own union does not use it any more.
     ///

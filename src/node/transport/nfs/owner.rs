@@ -304,14 +304,18 @@ impl NfsOwner {
         // After a restart of this node it may be of a generation that nobody noted: of the same directory all the same.
         let of_it = |taken: &&Taken| taken.peer == peer && taken.id.branch == id.branch;
         let inodes: BTreeSet<u64> = silent.iter().filter(of_it).map(|taken| taken.inode).collect();
+        let refused = self.marks.all(Answer::Refusal)?;
         for inode in inodes {
             let taken = Taken { peer, id: id.clone(), inode };
             self.marks.set(Answer::Refusal, &taken)?;
             self.refuse(&taken)?;
-            tracing::info!(
-                branch.id = %id.branch, branch.generation = %id.generation, %peer,
-                "a fenced node let go of the branch by force: what it still asks is refused"
-            );
+            // It goes on to tell it, in case nobody heard.
+            if !refused.contains(&taken) {
+                tracing::info!(
+                    branch.id = %id.branch, branch.generation = %id.generation, %peer,
+                    "a fenced node let go of the branch by force: what it still asks is refused"
+                );
+            }
         }
         Ok(())
     }
@@ -571,6 +575,19 @@ impl Owner for NfsOwner {
             }
         }
         Ok(())
+    }
+
+    fn hear(&self, id: &ExportId, source: &Source, peer: &Peer) -> Result<(), TransportError> {
+        let Source::Directory(directory) = source else { return Ok(()) };
+        let peer = name::address(peer)?;
+        let _turn = self.turn();
+        self.ensure_ready()?;
+        self.admit(peer)?;
+        let taken = Taken { peer, id: id.clone(), inode: self.inode(directory)? };
+        if self.marks.all(Answer::Refusal)?.contains(&taken) {
+            return Ok(());
+        }
+        self.marks.set(Answer::Silence, &taken)
     }
 
     fn tend(&self) -> Result<(), TransportError> {
