@@ -198,7 +198,7 @@ impl<H: Held> Pass<'_, H> {
                 self.unexport()?;
             }
             OwnerAction::Remember(new) => {
-                self.hear(mark.as_ref(), new);
+                self.hear_last(mark.as_ref(), new);
                 self.held.remember(new)?;
                 info!(
                     branch.id = %branch, consumer = new.access.consumer.as_ref().map(NodeName::as_str),
@@ -261,17 +261,23 @@ impl<H: Held> Pass<'_, H> {
         Ok(())
     }
 
+    /// Has the node heard that had the branch before this machine restarted, unless it has it again.
+    fn hear_last(&self, old: Option<&Mark>, new: &Mark) {
+        let Some(old) = old.filter(|old| old.boot_id != new.boot_id && old.peer != new.peer) else { return };
+        if let Some(identity) = &old.peer {
+            self.hear(&self.peer(identity, Some(old)), old.generation);
+        }
+    }
+
     /// Has a node heard that lost the branch while this machine was off. It has no right that could be taken from it, and waits all
     /// the same. Where that cannot be, the order is carried out nevertheless: nobody's data depends on it.
-    fn hear(&self, old: Option<&Mark>, new: &Mark) {
-        let Some(old) = old.filter(|old| old.boot_id != new.boot_id && old.peer != new.peer) else { return };
-        let Some(identity) = &old.peer else { return };
-        let (peer, branch) = (self.peer(identity, Some(old)), &self.asked.spec.id);
-        let id = ExportId { branch: branch.clone(), generation: old.generation };
-        let heard = self.owner.as_ref().map_or(Ok(()), |owner| owner.hear(&id, &self.held.source(), &peer));
+    pub(super) fn hear(&self, peer: &transport::Peer, generation: Generation) {
+        let branch = &self.asked.spec.id;
+        let id = ExportId { branch: branch.clone(), generation };
+        let heard = self.owner.as_ref().map_or(Ok(()), |owner| owner.hear(&id, &self.held.source(), peer));
         if let Err(error) = heard {
             tracing::warn!(
-                branch.id = %branch, peer.node = %peer.node, peer = identity, %error,
+                branch.id = %branch, peer.node = %peer.node, peer = peer.identity, %error,
                 "a node that lost the branch while this machine was off cannot be heard: programs on it may wait for it"
             );
         }

@@ -80,6 +80,10 @@ impl<H: Held> Pass<'_, H> {
                     return Ok(Some(Next::Settled(settled)));
                 }
                 SharedOwnerAction::Fence(Peer::Here) => return Ok(Some(Next::EndHere)),
+                SharedOwnerAction::Remember(new) => {
+                    self.hear_leaving(new, export);
+                    self.do_shared(action, &mut current)?;
+                }
                 other => self.do_shared(other, &mut current)?,
             }
         }
@@ -138,6 +142,18 @@ impl<H: Held> Pass<'_, H> {
             SharedOwnerAction::Fence(Peer::Here) | SharedOwnerAction::Report(_) => {}
         }
         Ok(())
+    }
+
+    /// Has those heard who are to leave and have no right in the kernel that could be taken from them: they lost it while this machine
+    /// was off.
+    fn hear_leaving(&self, mark: &SharedMark, export: Option<&Exported>) {
+        let allowed = export.map_or(&[][..], |export| &export.allowed);
+        for sharer in &mark.leaving {
+            if let Some(identity) = sharer.identity.as_ref().filter(|identity| !allowed.contains(identity)) {
+                let peer = transport::Peer { node: sharer.node.clone(), identity: identity.clone() };
+                self.hear(&peer, mark.generation);
+            }
+        }
     }
 
     /// The node that calls itself so; a transport knows it by that alone.

@@ -570,6 +570,32 @@ fn a_shared_branch_is_let_to_those_who_are_named_whichever_call_fails_and_then_t
 }
 
 #[test]
+fn who_is_to_leave_a_shared_branch_since_its_owner_was_off_is_heard() {
+    let sharing = |nodes: &[&str], epoch| {
+        let consumers = nodes.iter().map(|node| node.parse().unwrap()).collect();
+        Some(Sharing { consumers, epoch: Epoch(epoch), ..Sharing::default() })
+    };
+    let mut world = World { sharing: sharing(&["b", "c"], 1), ..World::default() };
+    world.settle().unwrap();
+    world.reboot();
+    world.sharing = sharing(&["c"], 2);
+    world.settle().unwrap();
+    assert_eq!(world.owner.0.lock().unwrap().heard, [("nqn.b".to_owned(), 1)]);
+    // The kernel knows this one.
+    world.sharing = sharing(&[], 3);
+    world.settle().unwrap();
+    assert_eq!(world.owner.0.lock().unwrap().heard.len(), 1);
+
+    world.sharing = sharing(&["c"], 4);
+    world.settle().unwrap();
+    world.reboot();
+    world.sharing = sharing(&[], 5);
+    world.settle().unwrap();
+    assert_eq!(world.owner.allowed(), []);
+    assert_eq!(world.owner.0.lock().unwrap().heard[1..], [("nqn.c".to_owned(), 2)]);
+}
+
+#[test]
 fn who_was_let_in_with_a_key_is_let_in_with_the_same_after_a_reboot_without_a_store() {
     let mut world = World::default();
     let first = crate::store::keys::generate();
