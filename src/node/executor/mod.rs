@@ -259,6 +259,9 @@ impl Executor {
         let mut state = State::default();
         let mut running = JoinSet::new();
         let mut pools = self.latest.subscribe();
+        // As the first work on a branch may find them; what changes from now on is seen.
+        let known = pools.borrow().clone();
+        state.pools_measured(&known);
         let mut recheck = tokio::time::interval(RECHECK);
         let worker = Worker {
             store: self.store.clone(),
@@ -363,7 +366,7 @@ impl State {
                 });
                 if !settled {
                     self.settled.remove(&name);
-                    self.queue.now(&name);
+                    self.queue.object_changed(&name);
                 }
                 self.wanted.insert(name, branch);
             }
@@ -391,7 +394,7 @@ impl State {
             && wanted.spec == settled.spec
             && wanted.meta.deleting == settled.meta.deleting
         {
-            // What happened meanwhile was the work's own write.
+            // Where its object changed meanwhile, it was the work's own write.
             self.queue.calm(&done.name);
             wanted.clone_from(settled);
         }

@@ -16,21 +16,36 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) struct Queue {
     due: BTreeSet<(Instant, String)>,
     at: HashMap<String, Instant>,
-    /// Being worked on, and whether something happened to them meanwhile.
-    running: HashMap<String, bool>,
+    /// Being worked on, and what happened to them meanwhile.
+    running: HashMap<String, Meanwhile>,
     attempts: HashMap<String, u32>,
+}
+
+/// What happened to one while it was worked on; the greater counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Meanwhile {
+    Nothing,
+    /// Its object changed, which the work itself may have done.
+    ObjectChanged,
+    /// Something that the work may not have seen.
+    Other,
 }
 
 impl Queue {
     /// Something happened to it.
     pub(super) fn now(&mut self, name: &str) {
-        self.at_most(name, Instant::now());
+        self.happened(name, Meanwhile::Other);
+    }
+
+    /// Its object changed. As [`Queue::now`], unless it turns out that the work on it did that ([`Queue::calm`]).
+    pub(super) fn object_changed(&mut self, name: &str) {
+        self.happened(name, Meanwhile::ObjectChanged);
     }
 
     /// As [`Queue::now`], unless it is waiting already.
     pub(super) fn soon(&mut self, name: &str) {
         if !self.at.contains_key(name) && !self.running.contains_key(name) {
-            self.at_most(name, Instant::now());
+            self.now(name);
         }
     }
 
@@ -50,7 +65,7 @@ impl Queue {
         }
         self.due.remove(&(at, name.clone()));
         self.at.remove(&name);
-        self.running.insert(name.clone(), false);
+        self.running.insert(name.clone(), Meanwhile::Nothing);
         Some(name)
     }
 
@@ -59,16 +74,16 @@ impl Queue {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// What happened to it while it was worked on is done already.
+    /// It was the work on it that changed its object.
     pub(super) fn calm(&mut self, name: &str) {
-        if let Some(again) = self.running.get_mut(name) {
-            *again = false;
+        if let Some(meanwhile) = self.running.get_mut(name).filter(|m| **m == Meanwhile::ObjectChanged) {
+            *meanwhile = Meanwhile::Nothing;
         }
     }
 
     /// Work on it has ended; what happened to it meanwhile makes it due at once.
     pub(super) fn finished(&mut self, name: &str) {
-        if self.running.remove(name) == Some(true) {
+        if self.running.remove(name).is_some_and(|meanwhile| meanwhile != Meanwhile::Nothing) {
             self.schedule(name, Instant::now());
         }
     }
@@ -88,15 +103,18 @@ impl Queue {
         if let Some(at) = self.at.remove(name) {
             self.due.remove(&(at, name.to_owned()));
         }
-        self.calm(name);
+        if let Some(meanwhile) = self.running.get_mut(name) {
+            *meanwhile = Meanwhile::Nothing;
+        }
         self.attempts.remove(name);
     }
 
-    fn at_most(&mut self, name: &str, at: Instant) {
-        if let Some(again) = self.running.get_mut(name) {
-            *again = true;
-        } else if self.at.get(name).is_none_or(|&old| at < old) {
-            self.schedule(name, at);
+    fn happened(&mut self, name: &str, what: Meanwhile) {
+        let now = Instant::now();
+        if let Some(meanwhile) = self.running.get_mut(name) {
+            *meanwhile = what.max(*meanwhile);
+        } else if self.at.get(name).is_none_or(|&old| now < old) {
+            self.schedule(name, now);
         }
     }
 
@@ -135,6 +153,23 @@ mod tests {
         assert_eq!(queue.next(Instant::now()).as_deref(), Some("a"), "what happened meanwhile");
         queue.finished("a");
         assert_eq!(queue.next(Instant::now()), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_work_on_a_branch_wrote_hides_nothing_else_that_happened_meanwhile() {
+        type Happens = fn(&mut Queue, &str);
+        let (own, other): (Happens, Happens) = (Queue::object_changed, Queue::now);
+        let cases =
+            [(vec![own], false), (vec![other], true), (vec![own, other], true), (vec![other, own], true)];
+        for (meanwhile, again) in cases {
+            let mut queue = Queue::default();
+            queue.now("a");
+            queue.next(Instant::now());
+            meanwhile.iter().for_each(|happens| happens(&mut queue, "a"));
+            queue.calm("a");
+            queue.finished("a");
+            assert_eq!(queue.next(Instant::now()).is_some(), again);
+        }
     }
 
     #[tokio::test(start_paused = true)]

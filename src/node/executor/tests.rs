@@ -84,6 +84,18 @@ async fn the_branches_of_a_pool_that_comes_or_goes_are_looked_at() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pool_that_goes_between_a_branchs_last_look_and_the_end_of_the_work_on_it_is_not_overlooked() {
+    let mut state = State::default();
+    state.pools_measured(&[report(PoolState::Ready)]);
+    state.note(Event::Applied(branch(0, BranchPhase::Pending)));
+    due(&mut state);
+    state.note(Event::Applied(branch(0, BranchPhase::Bound)));
+    state.pools_measured(&[report(PoolState::Absent)]);
+    state.finish(done(&branch(0, BranchPhase::Bound)));
+    assert_eq!(due(&mut state), ["v-0"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_went_while_the_watch_was_broken_is_forgotten() {
     let mut state = State::default();
     state.note(Event::Applied(branch(0, BranchPhase::Pending)));
