@@ -53,7 +53,8 @@ impl Rig {
             threads: 4,
             recovery: self.scratch.join("pool/recovery"),
         };
-        NfsOwner::new(self.host.clone(), NfsRoots::default(), serving, self.scratch.join("exports"))
+        let fences = self.scratch.join("pool/fences");
+        NfsOwner::new(self.host.clone(), NfsRoots::default(), serving, self.scratch.join("exports"), fences)
     }
 
     fn consumer(&self) -> NfsConsumer {

@@ -166,7 +166,13 @@ fn owner() -> Result<NfsOwner, Box<dyn Error>> {
         threads: 8,
         recovery: "/pool/recovery".into(),
     };
-    Ok(NfsOwner::new(Host::new(), NfsRoots::default(), serving, "/run/union-csi/nfs".into()))
+    Ok(NfsOwner::new(
+        Host::new(),
+        NfsRoots::default(),
+        serving,
+        "/run/union-csi/nfs".into(),
+        "/pool/fences".into(),
+    ))
 }
 
 fn consumer() -> Result<NfsConsumer, Box<dyn Error>> {

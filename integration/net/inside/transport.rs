@@ -118,7 +118,13 @@ fn nfs(action: &str, given: &Given) -> Answer {
         threads: 8,
         recovery: "/mnt/recovery".into(),
     };
-    let owner = NfsOwner::new(host.clone(), roots.clone(), serving, "/run/union-csi/nfs".into());
+    let owner = NfsOwner::new(
+        host.clone(),
+        roots.clone(),
+        serving,
+        "/run/union-csi/nfs".into(),
+        "/mnt/fences".into(),
+    );
     let consumer = NfsConsumer::new(host, roots, "/run/union-csi/attached".into(), address);
     call(&owner, &consumer, |path| Source::Directory(path.into()), action, given)
 }

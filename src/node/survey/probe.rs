@@ -31,6 +31,9 @@ const NFS_ROOT: &str = "/run/union-csi/nfs";
 /// Directory of the state directory where the kernel notes the NFS clients.
 const NFS_RECOVERY: &str = "nfs-clients";
 
+/// Directory of the state directory where it is noted what was taken from NFS clients.
+const NFS_FENCES: &str = "nfs-fences";
+
 /// Directory of the state directory below which exports of other nodes are mounted.
 const NFS_ATTACHED: &str = "attached";
 
@@ -173,7 +176,9 @@ impl Kernel {
                 threads: NFS_THREADS,
                 recovery: self.recovery(),
             };
-            Arc::new(NfsOwner::new(self.host.clone(), self.nfs.clone(), serving, NFS_ROOT.into())) as _
+            let fences = self.state_dir.join(NFS_FENCES);
+            Arc::new(NfsOwner::new(self.host.clone(), self.nfs.clone(), serving, NFS_ROOT.into(), fences))
+                as _
         });
         let consumer = reason(&probed.nfs.consumer).and(address).map(|ip| {
             let directory = self.state_dir.join(NFS_ATTACHED);

@@ -1,5 +1,5 @@
-//! What was taken from peers that may still ask for it: one empty directory each, on the tmpfs of the exports, which goes with the
-//! restart that makes the kernel forget its handles too.
+//! What was taken from peers that may still ask for it: one empty file each, on a disk. A restart of this node makes its kernel forget
+//! what it answers, and not them what they ask.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -82,8 +82,12 @@ impl Marks {
 
     /// Notes what is answered from now on.
     pub(super) fn set(&self, answer: Answer, taken: &Taken) -> Result<(), TransportError> {
-        let made = self.host.ensure_directory(&self.path(answer, taken), 0o755);
-        made.map(drop).map_err(kernel("note a fence"))?;
+        let path = self.path(answer, taken);
+        let directory = path.parent().unwrap_or(&self.root);
+        self.host
+            .ensure_directory(directory, 0o700)
+            .and_then(|_| self.host.write_atomic(&path, b""))
+            .map_err(kernel("note a fence"))?;
         Answer::ALL
             .into_iter()
             .filter(|other| *other != answer)
@@ -91,7 +95,7 @@ impl Marks {
     }
 
     fn clear(&self, answer: Answer, taken: &Taken) -> Result<(), TransportError> {
-        let removed = self.host.remove_directory(&self.path(answer, taken));
+        let removed = self.host.remove_file(&self.path(answer, taken));
         removed.map(drop).map_err(kernel("forget a fence"))
     }
 
@@ -124,6 +128,11 @@ impl Marks {
         let standing = standing()?;
         old.retain(|(_, taken)| standing.iter().all(|id| id.branch != taken.id.branch));
         old.iter().try_for_each(|(answer, taken)| self.clear(*answer, taken))
+    }
+
+    /// Those whom something is marked of.
+    pub(super) fn peers(&self) -> Result<BTreeSet<IpAddr>, TransportError> {
+        Ok(self.each()?.into_iter().map(|(_, taken)| taken.peer).collect())
     }
 
     fn each(&self) -> Result<Vec<(Answer, Taken)>, TransportError> {

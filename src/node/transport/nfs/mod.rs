@@ -16,7 +16,8 @@
 //! of this owner's other branches waiting too (its state manager claims what was open again, one after the other). So it gets its
 //! errors in the end: as soon as it tells that it let go of the branch by force ([`Owner::tend`](super::Owner::tend)). It does so where
 //! the owner's kernel itself keeps it for the owner's agent, in the name of a client that it introduces to the server; no other
-//! connection between agents is needed, and none to the API server. Who does not tell is never refused.
+//! connection between agents is needed, and none to the API server. Who does not tell is never refused. What was taken is noted on
+//! the disk: who did not hear of it before the owner restarts asks the next kernel the same, and could not tell it either.
 //!
 //! A peer is an address, and its kernel is trusted with what it may use: there is no proof of identity, and who is root there
 //! is root here, within the filesystem of the pool that the branch lies in (a forged file handle reaches other directories of

@@ -70,10 +70,11 @@ pub struct NfsOwner {
 
 impl NfsOwner {
     /// Serves as `serving` tells, with mount points below `root` (a directory that is gone after a restart of the machine,
-    /// such as one below `/run`, and is in the mount namespace that the machine's own programs are in). Nothing is done yet.
+    /// such as one below `/run`, and is in the mount namespace that the machine's own programs are in). What was taken from
+    /// peers is noted in `fences`, a directory that outlives restarts. Nothing is done yet.
     #[must_use]
-    pub fn new(host: Host, roots: NfsRoots, serving: NfsServing, root: PathBuf) -> Self {
-        let marks = Marks::new(host.clone(), root.clone());
+    pub fn new(host: Host, roots: NfsRoots, serving: NfsServing, root: PathBuf, fences: PathBuf) -> Self {
+        let marks = Marks::new(host.clone(), fences);
         Self { host, roots, serving, root, marks, turn: Mutex::default() }
     }
 
@@ -155,7 +156,14 @@ impl NfsOwner {
     fn ensure_ready(&self) -> Result<(), TransportError> {
         let started = self.ensure_serving()?;
         self.ensure_root()?;
-        if started { self.renew(&BTreeSet::new(), &BTreeSet::new()) } else { Ok(()) }
+        if !started {
+            return Ok(());
+        }
+        // Those who lost something before a restart of this node wait for its answer, too.
+        for peer in self.marks.peers()? {
+            self.ensure_peer_root(peer)?;
+        }
+        self.renew(&BTreeSet::new(), &BTreeSet::new())
     }
 
     /// Makes the server run, as ours; true where it did not before.
@@ -227,11 +235,16 @@ impl NfsOwner {
 
     /// Tells the server of a peer, and of the root that it sees. Without, it could not even tell that it let go of what it had.
     fn admit(&self, peer: IpAddr) -> Result<(), TransportError> {
-        let root = self.peer_root(peer);
-        self.host.ensure_directory(&root, 0o755).map_err(kernel("make a peer's directory"))?;
+        let root = self.ensure_peer_root(peer)?;
         self.know(peer)?;
         self.write(Cache::Exports, &cache::root(&name::domain(peer), &root))?;
         self.tell_root(peer)
+    }
+
+    fn ensure_peer_root(&self, peer: IpAddr) -> Result<PathBuf, TransportError> {
+        let root = self.peer_root(peer);
+        self.host.ensure_directory(&root, 0o755).map_err(kernel("make a peer's directory"))?;
+        Ok(root)
     }
 
     /// Tells the server whose address it is: until then the peer waits with all that it asks.
@@ -320,6 +333,16 @@ impl NfsOwner {
         Ok(())
     }
 
+    /// Notes that a peer waits. A full disk keeps nobody's access from being taken.
+    fn note(&self, taken: &Taken) {
+        if let Err(error) = self.marks.set(Answer::Silence, taken) {
+            tracing::error!(
+                branch.id = %taken.id.branch, branch.generation = %taken.id.generation, peer = %taken.peer, %error,
+                "the fence of a node cannot be noted: programs there that use the branch may wait until they are ended"
+            );
+        }
+    }
+
     /// Takes rights away, and returns when nothing of them is used any more.
     fn revoke(&self, gone: &BTreeSet<(IpAddr, ExportId)>) -> Result<(), TransportError> {
         if gone.is_empty() {
@@ -333,7 +356,7 @@ impl NfsOwner {
         // peer's union take files for missing before its agent could end it.
         for (peer, id) in gone {
             let inode = self.inode(&self.peer_point(*peer, id))?;
-            self.marks.set(Answer::Silence, &Taken { peer: *peer, id: id.clone(), inode })?;
+            self.note(&Taken { peer: *peer, id: id.clone(), inode });
         }
         self.renew(gone, &BTreeSet::new())?;
         let mut left = self.release(gone, DRAIN)?;
@@ -571,7 +594,7 @@ impl Owner for NfsOwner {
             let taken = Taken { peer, id: other, inode };
             self.admit(peer)?;
             if !self.marks.all(Answer::Refusal)?.contains(&taken) {
-                self.marks.set(Answer::Silence, &taken)?;
+                self.note(&taken);
             }
         }
         Ok(())
@@ -591,6 +614,15 @@ impl Owner for NfsOwner {
     }
 
     fn tend(&self) -> Result<(), TransportError> {
+        self.marks.forget_old(|| Ok(self.standing(&*self.mounts()?)))?;
+        if self.marks.peers()?.is_empty() {
+            return Ok(());
+        }
+        let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
+        if state.threads == 0 {
+            let _turn = self.turn();
+            self.ensure_ready()?;
+        }
         let released =
             if self.marks.all(Answer::Silence)?.is_empty() { Vec::new() } else { self.released()? };
         if !released.is_empty() {
@@ -604,7 +636,7 @@ impl Owner for NfsOwner {
                 self.heard(client)?;
             }
         }
-        self.marks.forget_old(|| Ok(self.standing(&*self.mounts()?)))
+        Ok(())
     }
 
     fn withdraw(&self) -> Result<(), TransportError> {
