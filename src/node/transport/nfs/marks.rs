@@ -2,6 +2,7 @@
 //! what it answers, and not them what they ask.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,15 +58,9 @@ impl Marks {
 
     /// All that are answered so.
     pub(super) fn all(&self, answer: Answer) -> Result<BTreeSet<Taken>, TransportError> {
-        let names = |directory: &Path| {
-            let names = self.host.directory_names(directory).map_err(kernel("look at what was fenced"))?;
-            Ok(names.unwrap_or_default())
-        };
-        let directory = answer.directory(&self.root);
         let mut found = BTreeSet::new();
-        for of in names(&directory)? {
-            let Some(peer) = of.to_str().and_then(|p| p.parse().ok()) else { continue };
-            for name in names(&directory.join(&of))? {
+        for (peer, directory) in self.directories(answer)? {
+            for name in self.names(&directory)? {
                 let Some((id, inode)) = name.to_str().and_then(|n| n.split_once(':')) else { continue };
                 if let (Some(id), Ok(inode)) = (name::parse(id.as_ref()), inode.parse()) {
                     found.insert(Taken { peer, id, inode });
@@ -75,13 +70,38 @@ impl Marks {
         Ok(found)
     }
 
+    /// The directories of the peers.
+    fn directories(&self, answer: Answer) -> Result<Vec<(IpAddr, PathBuf)>, TransportError> {
+        let directory = answer.directory(&self.root);
+        let peer = |name: OsString| Some((name.to_str()?.parse().ok()?, directory.join(&name)));
+        Ok(self.names(&directory)?.into_iter().filter_map(peer).collect())
+    }
+
+    fn names(&self, directory: &Path) -> Result<Vec<OsString>, TransportError> {
+        let names = self.host.directory_names(directory).map_err(kernel("look at what was fenced"))?;
+        Ok(names.unwrap_or_default())
+    }
+
     fn path(&self, answer: Answer, taken: &Taken) -> PathBuf {
         let name = format!("{}:{}", name::export(&taken.id), taken.inode);
         answer.directory(&self.root).join(taken.peer.to_string()).join(name)
     }
 
+    /// Notes that the peer waits, unless it was refused already: that it is until it is given the export again.
+    pub(super) fn silence(&self, taken: &Taken) -> Result<(), TransportError> {
+        if self.all(Answer::Refusal)?.contains(taken) {
+            return Ok(());
+        }
+        self.set(Answer::Silence, taken)
+    }
+
+    /// Notes that the peer is refused.
+    pub(super) fn refuse(&self, taken: &Taken) -> Result<(), TransportError> {
+        self.set(Answer::Refusal, taken)
+    }
+
     /// Notes what is answered from now on.
-    pub(super) fn set(&self, answer: Answer, taken: &Taken) -> Result<(), TransportError> {
+    fn set(&self, answer: Answer, taken: &Taken) -> Result<(), TransportError> {
         let path = self.path(answer, taken);
         let directory = path.parent().unwrap_or(&self.root);
         self.host
@@ -110,11 +130,16 @@ impl Marks {
     }
 
     /// Forgets, after a day, what was taken of branches that are not exported any more; which ones are is asked only where it
-    /// matters.
-    pub(super) fn forget_old(
+    /// matters. Removes what an interrupted call left.
+    pub(super) fn tidy(
         &self,
         standing: impl FnOnce() -> Result<BTreeSet<ExportId>, TransportError>,
     ) -> Result<(), TransportError> {
+        for answer in Answer::ALL {
+            for (_, directory) in self.directories(answer)? {
+                self.host.remove_temporaries(&directory).map_err(kernel("tidy what was fenced"))?;
+            }
+        }
         let mut old = Vec::new();
         for (answer, taken) in self.each()? {
             let age = self.host.age(&self.path(answer, &taken)).map_err(kernel("look at a fence"))?;
@@ -135,7 +160,8 @@ impl Marks {
         Ok(self.each()?.into_iter().map(|(_, taken)| taken.peer).collect())
     }
 
-    fn each(&self) -> Result<Vec<(Answer, Taken)>, TransportError> {
+    /// All, with how each is answered.
+    pub(super) fn each(&self) -> Result<Vec<(Answer, Taken)>, TransportError> {
         let mut each = Vec::new();
         for answer in Answer::ALL {
             each.extend(self.all(answer)?.into_iter().map(|taken| (answer, taken)));
@@ -162,15 +188,17 @@ mod tests {
         let (one, moved, other) =
             (taken("10.0.0.1", "v-0", 5), taken("10.0.0.1", "v-0", 6), taken("fd00::2", "v-0", 5));
         for all in [&one, &moved, &other] {
-            marks.set(Answer::Silence, all).unwrap();
+            marks.silence(all).unwrap();
         }
         assert_eq!(marks.all(Answer::Silence).unwrap(), [one.clone(), moved.clone(), other.clone()].into());
 
-        marks.set(Answer::Refusal, &one).unwrap();
+        marks.refuse(&one).unwrap();
+        marks.silence(&one).unwrap();
         assert_eq!(marks.all(Answer::Refusal).unwrap(), [one.clone()].into());
         assert_eq!(marks.all(Answer::Silence).unwrap(), [moved, other.clone()].into());
 
         // What another program left there is nothing to us.
+        std::fs::write(directory.path().join("silent/file"), "").unwrap();
         std::fs::create_dir_all(directory.path().join("silent/nobody/v-0@2:5")).unwrap();
         std::fs::create_dir_all(directory.path().join("silent/10.0.0.1/v-0@2")).unwrap();
         marks.forget(one.peer, &one.id).unwrap();
@@ -184,16 +212,19 @@ mod tests {
         let marks = Marks::new(Host::new(), directory.path().to_path_buf());
         let (gone, standing) = (taken("10.0.0.1", "v-0", 5), taken("10.0.0.1", "v-1", 5));
         for all in [&gone, &standing] {
-            marks.set(Answer::Silence, all).unwrap();
+            marks.silence(all).unwrap();
         }
-        marks.forget_old(|| panic!("nothing is old enough to ask")).unwrap();
+        let interrupted = directory.path().join("silent/10.0.0.1").join(format!(".tmp-{:032x}", 7));
+        std::fs::write(&interrupted, "").unwrap();
+        marks.tidy(|| panic!("nothing is old enough to ask")).unwrap();
+        assert!(!interrupted.exists());
         assert_eq!(marks.all(Answer::Silence).unwrap(), [gone.clone(), standing.clone()].into());
         let two_days_ago = std::time::SystemTime::now() - 2 * REMEMBERED;
         for of in [&gone, &standing] {
             let mark = std::fs::File::open(marks.path(Answer::Silence, of)).unwrap();
             mark.set_modified(two_days_ago).unwrap();
         }
-        marks.forget_old(|| Ok([standing.id.clone()].into())).unwrap();
+        marks.tidy(|| Ok([standing.id.clone()].into())).unwrap();
         assert_eq!(marks.all(Answer::Silence).unwrap(), [standing].into());
     }
 }

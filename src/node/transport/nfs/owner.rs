@@ -156,14 +156,22 @@ impl NfsOwner {
     fn ensure_ready(&self) -> Result<(), TransportError> {
         let started = self.ensure_serving()?;
         self.ensure_root()?;
-        if !started {
+        // Those who lost something wait for an answer, also of a server that never gave them anything.
+        let waiting = self.marks.peers()?;
+        if !started && self.knows(&waiting)? {
             return Ok(());
         }
-        // Those who lost something before a restart of this node wait for its answer, too.
-        for peer in self.marks.peers()? {
-            self.ensure_peer_root(peer)?;
-        }
+        waiting.iter().try_for_each(|peer| self.ensure_peer_root(*peer).map(drop))?;
         self.renew(&BTreeSet::new(), &BTreeSet::new())
+    }
+
+    /// Whether the server has all these peers in mind.
+    fn knows(&self, peers: &BTreeSet<IpAddr>) -> Result<bool, TransportError> {
+        if peers.is_empty() {
+            return Ok(true);
+        }
+        let known = self.host.nfs_addresses(&self.roots).map_err(kernel("read whom NFS serves"))?;
+        Ok(peers.iter().all(|peer| known.get(peer) == Some(&name::domain(*peer))))
     }
 
     /// Makes the server run, as ours; true where it did not before.
@@ -320,7 +328,7 @@ impl NfsOwner {
         let refused = self.marks.all(Answer::Refusal)?;
         for inode in inodes {
             let taken = Taken { peer, id: id.clone(), inode };
-            self.marks.set(Answer::Refusal, &taken)?;
+            self.marks.refuse(&taken)?;
             self.refuse(&taken)?;
             // It goes on to tell it, in case nobody heard.
             if !refused.contains(&taken) {
@@ -335,7 +343,7 @@ impl NfsOwner {
 
     /// Notes that a peer waits. A full disk keeps nobody's access from being taken.
     fn note(&self, taken: &Taken) {
-        if let Err(error) = self.marks.set(Answer::Silence, taken) {
+        if let Err(error) = self.marks.silence(taken) {
             tracing::error!(
                 branch.id = %taken.id.branch, branch.generation = %taken.id.generation, peer = %taken.peer, %error,
                 "the fence of a node cannot be noted: programs there that use the branch may wait until they are ended"
@@ -591,11 +599,7 @@ impl Owner for NfsOwner {
         // Who was fenced while this node was down may wait for it: it is to be heard when it lets go.
         for other in self.standing(&mounts).into_iter().filter(|e| e.branch == id.branch) {
             let inode = self.inode(&self.export_point(&other))?;
-            let taken = Taken { peer, id: other, inode };
-            self.admit(peer)?;
-            if !self.marks.all(Answer::Refusal)?.contains(&taken) {
-                self.note(&taken);
-            }
+            self.note(&Taken { peer, id: other, inode });
         }
         Ok(())
     }
@@ -604,37 +608,27 @@ impl Owner for NfsOwner {
         let Source::Directory(directory) = source else { return Ok(()) };
         let peer = name::address(peer)?;
         let _turn = self.turn();
-        self.ensure_ready()?;
-        self.admit(peer)?;
-        let taken = Taken { peer, id: id.clone(), inode: self.inode(directory)? };
-        if self.marks.all(Answer::Refusal)?.contains(&taken) {
-            return Ok(());
-        }
-        self.marks.set(Answer::Silence, &taken)
+        self.marks.silence(&Taken { peer, id: id.clone(), inode: self.inode(directory)? })
     }
 
     fn tend(&self) -> Result<(), TransportError> {
-        self.marks.forget_old(|| Ok(self.standing(&*self.mounts()?)))?;
-        if self.marks.peers()?.is_empty() {
+        let _turn = self.turn();
+        self.marks.tidy(|| Ok(self.standing(&*self.mounts()?)))?;
+        let marked = self.marks.each()?;
+        if marked.is_empty() {
             return Ok(());
         }
-        let state = self.host.nfs_server_state(&self.roots).map_err(kernel("ask the kernel's NFS server"))?;
-        if state.threads == 0 {
-            let _turn = self.turn();
-            self.ensure_ready()?;
+        self.ensure_ready()?;
+        if marked.iter().all(|(answer, _)| *answer == Answer::Refusal) {
+            return Ok(());
         }
-        let released =
-            if self.marks.all(Answer::Silence)?.is_empty() { Vec::new() } else { self.released()? };
-        if !released.is_empty() {
-            let _turn = self.turn();
-            let rights = self.rights(&*self.mounts()?);
-            for (client, peer, id) in released {
-                // What it may use it only attaches anew.
-                if !rights.contains(&(peer, id.clone())) {
-                    self.refuse_released(peer, &id)?;
-                }
-                self.heard(client)?;
+        let rights = self.rights(&*self.mounts()?);
+        for (client, peer, id) in self.released()? {
+            // What it may use it only attaches anew.
+            if !rights.contains(&(peer, id.clone())) {
+                self.refuse_released(peer, &id)?;
             }
+            self.heard(client)?;
         }
         Ok(())
     }
