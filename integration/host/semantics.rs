@@ -1,7 +1,7 @@
 //! The claims of `docs/SEMANTICS.md`, executed: each row of its table is a probe here, run on real volumes.
 //!
 //! A row without a probe, a probe without a row, or another answer than the table's fails the test, so that the page says
-//! what users get and nothing else.
+//! what users get and nothing else. What the page says of power cuts has a test of its own.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -15,7 +15,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, RenameFlags, Seek
 use union_csi::csi::proto::volume_capability::access_mode::Mode as AccessMode;
 
 use crate::agent::{Agent, Wanted};
-use crate::support::{Scratch, disk};
+use crate::support::{Scratch, disk, run};
 
 /// Does the behaviour hold in this directory? Errors count as "no".
 type Probe = fn(&Path) -> io::Result<bool>;
@@ -396,4 +396,31 @@ async fn users_get_what_the_semantics_page_says() {
         csi.delete(id).await.expect("DeleteVolume");
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// What a disk has of a record that was appended, and not flushed, when the journal was committed for another file: what there is
+/// of it after a power cut at this moment.
+fn unflushed_append(filesystem: &str) -> Vec<u8> {
+    let scratch = Scratch::new();
+    let point = disk(&scratch, "disk", filesystem, 400);
+    let mut file = fresh(&point, "f", b"first\n").expect("a file");
+    file.sync_all().expect("its first record is flushed");
+    file.write_all(b"second\n").expect("a second one");
+    fresh(&point, "other", b"x").and_then(|other| other.sync_all()).expect("another file is flushed");
+    let (image, copy) = (scratch.join("disk.disk"), scratch.join("copy.disk"));
+    fs::copy(image, &copy).expect("the disk as it is now");
+    drop(file);
+    // Two filesystems of one UUID are not mounted at once.
+    let point = point.to_str().expect("a path");
+    run("umount", &[point]);
+    run("mount", &["-o", "loop", copy.to_str().expect("a path"), point]);
+    let left = fs::read(Path::new(point).join("f")).expect("the file is there");
+    left.strip_prefix(b"first\n").expect("what was flushed is there").to_vec()
+}
+
+#[test]
+fn what_was_appended_and_not_flushed_is_missing_after_a_power_cut_or_reads_as_zeros_on_ext4() {
+    assert_eq!(unflushed_append("ext4"), [0; 7]);
+    assert_eq!(unflushed_append("xfs"), b"");
+    assert_eq!(unflushed_append("btrfs"), b"");
 }

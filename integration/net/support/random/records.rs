@@ -1,6 +1,6 @@
 //! The records that pods write in random sequences of faults, as the program inside writes and the test reads them.
 
-/// Bytes of a record. It divides every block: one that was not acknowledged is there as a whole, or not at all.
+/// Bytes of a record. It divides every block: one that was not acknowledged is there as a whole, or not at all, or as zeros.
 pub const LENGTH: usize = 32;
 
 /// Who wrote it (at most 14 bytes, no space), the number, a checksum of both.
